@@ -1,0 +1,187 @@
+"""What a codec is: a pure function from a tensor to bytes, and back.
+
+The payload depends on the codec's parameters, the input values and the seed only; never on the device,
+the number of threads or the libraries that happen to be installed. A codec holds no state.
+
+To write one: a frozen dataclass that derives from :class:`Codec`, sets ``name``, ``lossless``, ``dtypes``
+and ``fixed_size``, and implements ``max_nbytes``, ``_encode``, ``_decode`` and ``_decode_add``.
+``thinwire.testing.check_codec`` then tells whether it keeps the promises made here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import UnsupportedError, WireError
+
+FLOAT_DTYPES: frozenset[torch.dtype] = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+class Codec(ABC):
+    """A codec with its parameters. Subclasses are frozen dataclasses: equal parameters, equal codecs.
+
+    ``str(codec)`` is its spec, which :func:`thinwire.codecs.parse` reads back.
+    """
+
+    name: ClassVar[str]
+    """What a spec starts with."""
+    lossless: ClassVar[bool]
+    """Every bit pattern comes back: NaN payloads, signed zeros, subnormals."""
+    fixed_size: ClassVar[bool]
+    """The payload's size follows from (numel, dtype) alone, so ranks need not exchange sizes."""
+    dtypes: ClassVar[frozenset[torch.dtype]] = FLOAT_DTYPES
+
+    @property
+    def granule(self) -> int:
+        """Values that are coded together. Splitting a tensor at its multiples does not change the values."""
+        return 1
+
+    @abstractmethod
+    def max_nbytes(self, numel: int, dtype: torch.dtype) -> int:
+        """Upper bound of the payload in bytes; the exact size if ``fixed_size``."""
+
+    def encode(self, x: Tensor, out: Tensor, *, seed: int = 0) -> int:
+        """Write the payload of ``x`` to the head of ``out`` and return its size in bytes.
+
+        x: contiguous, any shape, one of ``dtypes``. out: 1-D uint8, contiguous, same device, at least
+        ``max_nbytes`` long, not overlapping x. seed: feeds stochastic rounding; other codecs ignore it.
+
+        Raises UnsupportedError (dtype, device, layout) or ValueError (out too small) before anything is
+        written. Never raises for the values in x: one rank that raises inside a collective hangs its peers.
+        """
+        self._check_tensor(x, "input")
+        need = self.max_nbytes(x.numel(), x.dtype)
+        self._check_bytes(out, "out", x.device)
+        if out.numel() < need:
+            raise ValueError(f"{self}: out holds {out.numel()} bytes, {need} are needed for {x.numel()} values")
+        _check_overlap(self, x, out)
+        return self._encode(x.detach().reshape(-1), out, seed)
+
+    def encode_residual(self, x: Tensor, out: Tensor, residual: Tensor, *, seed: int = 0) -> int:
+        """Encode as :meth:`encode` and write ``residual = x - decoded``, which error feedback needs.
+
+        x, residual: contiguous float32 of the same numel; residual may be x itself, nothing else may overlap.
+        Where the decoded value is not finite, neither is the residual. Raises as :meth:`encode`.
+        """
+        self._check_tensor(x, "input")
+        self._check_tensor(residual, "residual")
+        if x.dtype != torch.float32 or residual.dtype != torch.float32 or x.numel() != residual.numel():
+            raise UnsupportedError(
+                f"{self}: encode_residual needs float32 input and residual of one size, got "
+                f"{x.dtype} {tuple(x.shape)} and {residual.dtype} {tuple(residual.shape)}"
+            )
+        need = self.max_nbytes(x.numel(), x.dtype)
+        self._check_bytes(out, "out", x.device)
+        if out.numel() < need:
+            raise ValueError(f"{self}: out holds {out.numel()} bytes, {need} are needed for {x.numel()} values")
+        _check_overlap(self, x, out)
+        _check_overlap(self, residual, out)
+        if residual.data_ptr() != x.data_ptr():
+            _check_overlap(self, x, residual)
+        with torch.no_grad():
+            return self._encode_residual(x.detach().reshape(-1), out, residual.detach().view(-1), seed)
+
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        """Write the values of ``payload`` (1-D uint8, exactly one payload) to ``out``.
+
+        out: contiguous, of the numel and dtype that were encoded. Raises WireError if the payload cannot
+        be one of this codec for that numel and dtype; whatever it holds, decoding ends and is memory-safe.
+        """
+        self._check_tensor(out, "out")
+        self._check_payload(payload, out.numel(), out.dtype, out.device)
+        with torch.no_grad():
+            self._decode(payload, out.detach().view(-1))
+
+    def decode_add(self, payload: Tensor, out: Tensor, dtype: torch.dtype) -> None:
+        """Add the values of ``payload`` to ``out``, an fp32 tensor. dtype: the one that was encoded.
+
+        The sum is ``out + float32(decoded value)``, one rounding. Raises as :meth:`decode`.
+        """
+        if out.dtype != torch.float32 or not out.is_contiguous():
+            raise UnsupportedError(f"{self}: decode_add needs a contiguous float32 output, got {out.dtype}")
+        if dtype not in self.dtypes:
+            raise UnsupportedError(self._dtype_message(dtype))
+        self._check_payload(payload, out.numel(), dtype, out.device)
+        with torch.no_grad():
+            self._decode_add(payload, out.detach().view(-1), dtype)
+
+    def error_bound(self, x: Tensor) -> Tensor | None:
+        """Bound of |decoded - x| for each element (float64, shape of x), or None where there is none."""
+        return torch.zeros(x.shape, dtype=torch.float64) if self.lossless else None
+
+    # What a codec implements. x and out are flat and checked.
+
+    @abstractmethod
+    def _encode(self, x: Tensor, out: Tensor, seed: int) -> int: ...
+
+    @abstractmethod
+    def _decode(self, payload: Tensor, out: Tensor) -> None: ...
+
+    def _encode_residual(self, x: Tensor, out: Tensor, residual: Tensor, seed: int) -> int:
+        size = self._encode(x, out, seed)
+        values = torch.empty_like(x)
+        self._decode(out[:size], values)
+        torch.sub(x, values, out=residual)
+        return size
+
+    def _decode_add(self, payload: Tensor, out: Tensor, dtype: torch.dtype) -> None:
+        values = torch.empty(out.numel(), dtype=dtype, device=out.device)
+        self._decode(payload, values)
+        out += values
+
+    # Shared checks.
+
+    def _dtype_message(self, dtype: torch.dtype) -> str:
+        known = ", ".join(sorted(str(d).removeprefix("torch.") for d in self.dtypes))
+        return f"{self} takes {known}, not {str(dtype).removeprefix('torch.')}"
+
+    def _check_tensor(self, x: Tensor, what: str) -> None:
+        if x.dtype not in self.dtypes:
+            raise UnsupportedError(self._dtype_message(x.dtype))
+        if not x.is_contiguous():
+            raise UnsupportedError(f"{self}: {what} is not contiguous; call .contiguous() first")
+        if x.device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(f"{self}: {what} is on {x.device}; cpu and cuda are supported")
+
+    def _check_bytes(self, b: Tensor, what: str, device: torch.device) -> None:
+        if b.dtype != torch.uint8 or b.dim() != 1 or not b.is_contiguous():
+            raise UnsupportedError(f"{self}: {what} must be a contiguous 1-D uint8 tensor, got {b.dtype} {tuple(b.shape)}")
+        if b.device != device:
+            raise UnsupportedError(f"{self}: {what} is on {b.device}, the values are on {device}")
+
+    def _check_payload(self, payload: Tensor, numel: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._check_bytes(payload, "payload", device)
+        limit = self.max_nbytes(numel, dtype)
+        found = payload.numel()
+        if found > limit or (self.fixed_size and found != limit):
+            relation = "exactly" if self.fixed_size else "at most"
+            raise WireError(f"{self}: payload of {numel} {dtype} values has {relation} {limit} bytes, found {found}")
+
+    def __str__(self) -> str:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        if not fields:
+            return self.name
+        return self.name + ":" + ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields)
+
+
+class CpuOnly(Codec):
+    """A codec whose kernels exist for the CPU only; tensors elsewhere are refused, not copied."""
+
+    def _check_tensor(self, x: Tensor, what: str) -> None:
+        super()._check_tensor(x, what)
+        if x.device.type != "cpu":
+            raise UnsupportedError(f"{self} has no {x.device.type} kernel yet; use a cast codec (bf16, fp16) or none")
+
+
+def _check_overlap(codec: Codec, x: Tensor, out: Tensor) -> None:
+    if x.device != out.device or x.numel() == 0 or out.numel() == 0:
+        return
+    a0, a1 = x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()
+    b0, b1 = out.data_ptr(), out.data_ptr() + out.numel() * out.element_size()
+    if a0 < b1 and b0 < a1:
+        raise UnsupportedError(f"{codec}: out overlaps the input")
