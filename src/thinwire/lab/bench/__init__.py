@@ -1,0 +1,1 @@
+"""Benchmarks of codecs, collectives and whole training steps, recorded as JSON."""
