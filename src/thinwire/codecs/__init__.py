@@ -1,11 +1,39 @@
 """Tensor to bytes and back. Imports nothing of torch.distributed."""
 
-from . import blockint as _blockint  # noqa: F401
-from . import cast as _cast  # noqa: F401
-from . import mpc as _mpc  # noqa: F401
-from . import none as _none  # noqa: F401  (registers itself)
-from . import zfp as _zfp  # noqa: F401
-from .base import Codec
-from .registry import codecs, parse, register
+from __future__ import annotations
 
-__all__ = ["Codec", "codecs", "parse", "register"]
+from collections.abc import Iterable
+
+from .base import Codec
+from .blockint import Int4Codec, Int8Codec
+from .cast import Bf16Codec, Fp16Codec
+from .mpc import MpcCodec
+from .none import NoneCodec
+from .registry import codecs, parse, register
+from .zfp import ZfpCodec
+
+_WITH_KERNELS = ("int8", "int4", "zfp:rate=8", "mpc:dim=1")
+
+__all__ = [
+    "Bf16Codec",
+    "Codec",
+    "Fp16Codec",
+    "Int4Codec",
+    "Int8Codec",
+    "MpcCodec",
+    "NoneCodec",
+    "ZfpCodec",
+    "codecs",
+    "parse",
+    "register",
+    "warm_up",
+]
+
+
+def warm_up(specs: Iterable[str | Codec] | None = None) -> None:
+    """Compile the CPU kernels of these codecs (None: of every codec here that has some), or load them from the cache.
+
+    Takes seconds the first time on a machine. Call it before ranks start, and once in every rank.
+    """
+    for spec in _WITH_KERNELS if specs is None else specs:
+        parse(spec).warm_up()

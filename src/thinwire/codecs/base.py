@@ -58,7 +58,9 @@ class Codec(ABC):
         need = self.max_nbytes(x.numel(), x.dtype)
         self._check_bytes(out, "out", x.device)
         if out.numel() < need:
-            raise ValueError(f"{self}: out holds {out.numel()} bytes, {need} are needed for {x.numel()} values")
+            raise ValueError(
+                f"{self}: out holds {out.numel()} bytes, {need} are needed for {x.numel()} values"
+            )
         _check_overlap(self, x, out)
         return self._encode(x.detach().reshape(-1), out, seed)
 
@@ -78,7 +80,9 @@ class Codec(ABC):
         need = self.max_nbytes(x.numel(), x.dtype)
         self._check_bytes(out, "out", x.device)
         if out.numel() < need:
-            raise ValueError(f"{self}: out holds {out.numel()} bytes, {need} are needed for {x.numel()} values")
+            raise ValueError(
+                f"{self}: out holds {out.numel()} bytes, {need} are needed for {x.numel()} values"
+            )
         _check_overlap(self, x, out)
         _check_overlap(self, residual, out)
         if residual.data_ptr() != x.data_ptr():
@@ -94,6 +98,7 @@ class Codec(ABC):
         """
         self._check_tensor(out, "out")
         self._check_payload(payload, out.numel(), out.dtype, out.device)
+        _check_overlap(self, payload, out)
         with torch.no_grad():
             self._decode(payload, out.detach().view(-1))
 
@@ -107,12 +112,24 @@ class Codec(ABC):
         if dtype not in self.dtypes:
             raise UnsupportedError(self._dtype_message(dtype))
         self._check_payload(payload, out.numel(), dtype, out.device)
+        _check_overlap(self, payload, out)
         with torch.no_grad():
             self._decode_add(payload, out.detach().view(-1), dtype)
 
     def error_bound(self, x: Tensor) -> Tensor | None:
         """Bound of |decoded - x| for each element (float64, shape of x), or None where there is none."""
         return torch.zeros(x.shape, dtype=torch.float64) if self.lossless else None
+
+    def warm_up(self) -> None:
+        """Compile or load this codec's CPU kernels, so that the first step does not wait for them."""
+        for dtype in sorted(self.dtypes, key=str):
+            x = torch.linspace(-1, 1, 100).to(dtype)
+            out = torch.empty(self.max_nbytes(x.numel(), dtype), dtype=torch.uint8)
+            payload = out[: self.encode(x, out)]
+            self.decode(payload, torch.empty_like(x))
+            self.decode_add(payload, torch.zeros(x.numel()), dtype)
+            if dtype == torch.float32:
+                self.encode_residual(x, out, torch.empty_like(x))
 
     # What a codec implements. x and out are flat and checked.
 
@@ -150,7 +167,9 @@ class Codec(ABC):
 
     def _check_bytes(self, b: Tensor, what: str, device: torch.device) -> None:
         if b.dtype != torch.uint8 or b.dim() != 1 or not b.is_contiguous():
-            raise UnsupportedError(f"{self}: {what} must be a contiguous 1-D uint8 tensor, got {b.dtype} {tuple(b.shape)}")
+            raise UnsupportedError(
+                f"{self}: {what} must be a contiguous 1-D uint8 tensor, got {b.dtype} {tuple(b.shape)}"
+            )
         if b.device != device:
             raise UnsupportedError(f"{self}: {what} is on {b.device}, the values are on {device}")
 
@@ -160,7 +179,9 @@ class Codec(ABC):
         found = payload.numel()
         if found > limit or (self.fixed_size and found != limit):
             relation = "exactly" if self.fixed_size else "at most"
-            raise WireError(f"{self}: payload of {numel} {dtype} values has {relation} {limit} bytes, found {found}")
+            raise WireError(
+                f"{self}: payload of {numel} {dtype} values has {relation} {limit} bytes, found {found}"
+            )
 
     def __str__(self) -> str:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
@@ -175,7 +196,9 @@ class CpuOnly(Codec):
     def _check_tensor(self, x: Tensor, what: str) -> None:
         super()._check_tensor(x, what)
         if x.device.type != "cpu":
-            raise UnsupportedError(f"{self} has no {x.device.type} kernel yet; use a cast codec (bf16, fp16) or none")
+            raise UnsupportedError(
+                f"{self} has no {x.device.type} kernel yet; use a cast codec (bf16, fp16) or none"
+            )
 
 
 def _check_overlap(codec: Codec, x: Tensor, out: Tensor) -> None:

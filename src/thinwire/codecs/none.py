@@ -32,4 +32,3 @@ class NoneCodec(Codec):
 
     def _decode(self, payload: Tensor, out: Tensor) -> None:
         out.view(torch.uint8).copy_(payload)
-

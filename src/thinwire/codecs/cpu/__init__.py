@@ -1,0 +1,1 @@
+"""Kernels for the CPU (numba), one file per codec."""
