@@ -3,12 +3,12 @@
 With Q = 2**(bits-1), P = max(x, 0) and N = max(-x, 0) over a block, M = max(P, N), m = min(P, N):
 
     c = max(M, min(fl(fl(m / (Q-1)) * Q), FLT_MAX)), negated if P > N
-    code = min(round(fl(x / fl(c / Q))), Q - 1)          in -Q .. Q-1
+    code = min(round(fl(x * fl(1 / fl(c/Q)))), Q - 1), in -Q .. Q-1
     value = fl(c * (code / Q))
 
-All 2**bits levels are used: the larger side of the block reaches code -Q and comes back exactly, so a constant
-block does; the smaller side never needs more than Q - 1, so nothing is clipped and stochastic rounding stays
-unbiased. Normative layout and edge cases: docs/wire-format.md.
+All 2**bits levels are used: the larger side of the block may reach code -Q, the smaller side never needs more
+than Q - 1, so nothing is clipped and stochastic rounding stays unbiased. Where one side dominates (M >= m Q/(Q-1))
+its extreme comes back exactly, so a constant block does. Normative layout and edge cases: docs/wire-format.md.
 """
 
 from __future__ import annotations

@@ -99,9 +99,8 @@ def convert(x: Tensor, out: Tensor) -> None:
         _convert_all(x, out)
         return
     limit = torch.finfo(out.dtype).max
-    for part, target in zip(x.split(_CHUNK), out.split(_CHUNK), strict=True):
-        if part.numel() == 0:
-            continue
+    for start in range(0, x.numel(), _CHUNK):
+        part, target = x[start : start + _CHUNK], out[start : start + _CHUNK]
         low, high = (float(v) for v in torch.aminmax(part))  # NaN if there is one
         if -limit <= low and high <= limit:
             target.copy_(part)

@@ -84,7 +84,7 @@ def _random24(seed: int, block: int, n: int) -> Any:
     z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
     z ^= z >> 31
-    h = (np.arange(n, dtype=np.uint32) + np.uint32(z & 0xFFFFFFFF)).astype(np.uint32)
+    h: Any = (np.arange(n, dtype=np.uint32) + np.uint32(z & 0xFFFFFFFF)).astype(np.uint32)
     h = (h ^ h >> 16) * np.uint32(0x21F0AAAD)
     h = (h ^ h >> 15) + np.uint32(z >> 32)
     h = h * np.uint32(0xD35A2D97)

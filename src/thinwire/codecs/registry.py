@@ -15,6 +15,7 @@ from ..errors import SpecError, nearest
 from .base import Codec
 
 _CODECS: dict[str, type[Codec]] = {}
+_BOOLEANS = {"true": True, "false": False}
 ENTRY_POINT_GROUP = "thinwire.codecs"
 
 
@@ -63,8 +64,8 @@ def parse(spec: str | Codec) -> Codec:
         if key in values:
             raise SpecError(f"{where}: {key!r} is given twice")
         try:
-            values[key] = hints[key](text)
-        except ValueError:
+            values[key] = _BOOLEANS[text.lower()] if hints[key] is bool else hints[key](text)
+        except (KeyError, ValueError):
             raise SpecError(f"{where}: {key} needs {hints[key].__name__}, found {text!r}") from None
         position += len(item) + 1
     try:

@@ -9,7 +9,7 @@ integer arithmetic, and fastmath stays off. Indices are unsigned, which spares n
 """
 
 # numba types the kernels; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code=call-arg
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped"
 
 from __future__ import annotations
 
