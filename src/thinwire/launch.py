@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing as mp
 import os
+import pickle
 import shutil
 import signal
 import tempfile
@@ -48,7 +49,12 @@ class Reporter:
         self._connection = connection
 
     def __call__(self, message: Any) -> None:
-        self._connection.send(("message", message))
+        _send(self._connection, "message", message)
+
+
+def _send(connection: Connection, kind: str, body: Any) -> None:
+    # Plain pickling copies tensors; torch's own would hand over memory that ends with the rank.
+    connection.send_bytes(pickle.dumps((kind, body)))
 
 
 def enter_netns(name: str) -> None:
@@ -89,10 +95,10 @@ def _rank_main(
         )
         result = fn(rank, world, *args, Reporter(connection))
         dist.destroy_process_group()
-        connection.send(("result", result))
+        _send(connection, "result", result)
     except BaseException as e:
         with suppress(Exception):
-            connection.send(("error", (f"{type(e).__name__}: {e}", traceback.format_exc())))
+            _send(connection, "error", (f"{type(e).__name__}: {e}", traceback.format_exc()))
         os._exit(1)
     # Worker threads of a group that was not destroyed must not keep a finished rank alive.
     connection.close()
@@ -188,7 +194,7 @@ def _collect(
             assert isinstance(ready, Connection)
             rank = open_lines[ready]
             try:
-                kind, body = ready.recv()
+                kind, body = pickle.loads(ready.recv_bytes())
             except EOFError:
                 del open_lines[ready]
                 if rank not in results and not any(f[0] == rank for f in failures):
@@ -208,7 +214,9 @@ def _collect(
         raise _failure(failures, len(ranks))
     if len(results) < len(ranks):
         late = sorted(set(range(len(ranks))) - set(results))
-        raise RankError(f"no answer from rank(s) {late} within {timeout:g} s; all ranks were stopped", late[0])
+        raise RankError(
+            f"no answer from rank(s) {late} within {timeout:g} s; all ranks were stopped", late[0]
+        )
     return [results[rank] for rank in range(len(ranks))]
 
 

@@ -1,0 +1,55 @@
+"""thinwire: distributed training that sends fewer bytes.
+
+One policy, a codec for each parallel axis, under training code that does not change. Follow one gradient:
+:mod:`thinwire.codecs` (tensor to bytes), :mod:`thinwire.wire` (bytes to frame), :mod:`thinwire.collectives`
+(frame to peers), :mod:`thinwire.group` (the drop-in process group), :mod:`thinwire.integrate` (PyTorch's seams).
+"""
+
+from .codecs import Codec, codecs, parse
+from .collectives.functional import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    recv,
+    reduce_scatter,
+    send,
+    traffic,
+)
+from .collectives.options import CallOptions
+from .errors import ThinwireError
+from .group import GroupOptions, ThinwireGroup, register
+from .integrate.gradients import Bucket, GradientSync
+from .integrate.mesh import groups, init_mesh
+from .policy import AxisPolicy, Policy
+from .presets import load as load_policy
+from .presets import presets
+
+register()
+
+__version__ = "0.1.0"
+__all__ = [
+    "AxisPolicy",
+    "Bucket",
+    "CallOptions",
+    "Codec",
+    "GradientSync",
+    "GroupOptions",
+    "Policy",
+    "ThinwireError",
+    "ThinwireGroup",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "codecs",
+    "groups",
+    "init_mesh",
+    "load_policy",
+    "parse",
+    "presets",
+    "recv",
+    "reduce_scatter",
+    "send",
+    "traffic",
+]

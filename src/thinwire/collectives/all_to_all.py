@@ -1,0 +1,43 @@
+"""All-to-all: a tensor for each rank, a tensor from each rank. What a rank keeps for itself stays exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .. import wire
+from ..codecs.base import Codec
+from . import frames
+from .options import CallOptions, derive_seed
+from .transport import Metered
+
+
+def all_to_all(
+    ins: Sequence[Tensor], outs: Sequence[Tensor], codec: Codec, transport: Metered, options: CallOptions
+) -> None:
+    """Fill ``outs[p]`` with what rank p had for this rank in its ins. Flat, one dtype, any sizes."""
+    me, size = transport.rank, transport.size
+    # encode
+    values = [x if peer != me and x.numel() else None for peer, x in enumerate(ins)]
+    outgoing = frames.encode_each(
+        codec,
+        values,
+        transport,
+        seeds=[derive_seed(options.seed, me, peer, 0) for peer in range(size)],
+        residuals=[None] * size,
+        device=ins[0].device,
+        padded=options.padded,
+    )
+    # send
+    bounds = [
+        wire.max_frame_nbytes(codec, out.numel(), out.dtype) if peer != me and out.numel() else 0
+        for peer, out in enumerate(outs)
+    ]
+    received = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded).wait()
+    # decode
+    outs[me].copy_(ins[me])
+    with transport.tally.decoding():
+        for peer, frame in enumerate(received):
+            if peer != me and outs[peer].numel():
+                wire.unpack(codec, frame, outs[peer])

@@ -1,0 +1,106 @@
+"""A rank's end of one group: its transport, its worker threads, its counters.
+
+Collectives share one worker, so that their order is the order of the calls on every rank. Each (peer,
+direction) of send and recv has a worker of its own: a receive that waits must not hold up a send.
+
+Before the first collective of a kind (op, codec, dtype, size) the ranks compare what they are about to do: bytes
+of another size than expected would end the process inside the transport, without a name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import MismatchError
+from .traffic import PASS_THROUGH, Message, Tally, Traffic, raw_nbytes
+from .transport import Metered, Transport
+from .work import Work, Worker
+
+Call = Callable[[Metered], None]
+_COLLECTIVES = "collectives"
+_CPU = torch.device("cpu")
+_TEXT_NBYTES = 160
+
+
+class Endpoint:
+    """Runs collectives over ``transport`` and counts them in ``traffic``. device: where the transport's buffers live."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        traffic: Traffic | None = None,
+        name: str = "thinwire",
+        *,
+        device: torch.device = _CPU,
+    ) -> None:
+        self.transport = transport
+        self.traffic = traffic if traffic is not None else Traffic()
+        self._name = name
+        self._device = device
+        self._agreed: set[str] = set()  # used by the collectives' worker only
+        self._workers: dict[str, Worker] = {}
+        self._lock = threading.Lock()  # hooks submit from autograd's threads
+
+    @property
+    def rank(self) -> int:
+        return self.transport.rank
+
+    @property
+    def size(self) -> int:
+        return self.transport.size
+
+    def run(self, message: Message, raw_bytes: float, call: Call) -> None:
+        """Run a call now, in this thread, and count it."""
+        tally = Tally()
+        call(Metered(self.transport, tally))
+        self.traffic.add(message, raw_bytes, tally)
+
+    def submit(
+        self, message: Message, raw_bytes: float, call: Call, result: Any, queue: str = _COLLECTIVES
+    ) -> Work:
+        """Run a call on the worker of ``queue``; the Work completes with ``result``."""
+        with self._lock:
+            worker = self._workers.get(queue)
+            if worker is None:
+                worker = self._workers[queue] = Worker(f"{self._name}/{queue}")
+
+            def run() -> None:
+                if queue == _COLLECTIVES:
+                    self._compare(message)
+                self.run(message, raw_bytes, call)
+
+            return worker.submit(run, result)
+
+    def _compare(self, message: Message) -> None:
+        """Raise MismatchError on every rank if one is about to run something else."""
+        # Only the sizes of an all-to-all may differ between ranks.
+        size = "" if message.op == "all_to_all" else f", {message.nbytes} bytes"
+        text = f"{message.op}, {message.role}, {message.codec}, {message.dtype}{size}"
+        if text in self._agreed or self.size == 1:
+            return
+        raw = text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES)
+        mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(self._device)
+        every = mine.new_empty(self.size * _TEXT_NBYTES)
+        tally = Tally()
+        Metered(self.transport, tally).all_gather(every, mine).wait()
+        control = Message(message.axis, "all_gather", "control", PASS_THROUGH, "uint8", every.numel())
+        self.traffic.add(control, raw_nbytes("all_gather", every.numel(), self.size), tally)
+        texts = [
+            bytes(part.tolist()).decode(errors="replace").rstrip() for part in every.view(self.size, -1).cpu()
+        ]
+        if len(set(texts)) > 1:
+            lines = "\n".join(f"  rank {rank}: {other}" for rank, other in enumerate(texts))
+            raise MismatchError(f"the ranks of a group run different collectives at the same time:\n{lines}")
+        self._agreed.add(text)
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads."""
+        with self._lock:
+            workers = list(self._workers.values())
+            self._workers.clear()
+        for worker in workers:
+            worker.close()

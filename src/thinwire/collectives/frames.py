@@ -1,0 +1,156 @@
+"""Frames for several peers in one buffer, and their exchange.
+
+Fixed-size codecs: both ends know every frame's size, so one exchange is enough. Variable-size codecs go
+in two phases (sizes, then bytes) or padded to their upper bound, which spares a device the wait for a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import wire
+from ..codecs.base import Codec
+from ..errors import WireError
+from .transport import Metered, Pending
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How ``numel`` values are dealt to ``size`` owners: contiguous, equal but for the end.
+
+    Every start is a multiple of the codec's granule, so no coded block is cut.
+    """
+
+    numel: int
+    size: int
+    length: int
+
+    @staticmethod
+    def of(numel: int, size: int, granule: int) -> Chunks:
+        share = -(-numel // size)
+        return Chunks(numel, size, -(-share // granule) * granule)
+
+    def bounds(self, owner: int) -> tuple[int, int]:
+        """First value and end of an owner's chunk; empty for the last owners of a short tensor."""
+        return min(owner * self.length, self.numel), min((owner + 1) * self.length, self.numel)
+
+
+@dataclass
+class Outgoing:
+    """Encoded frames, one after the other. ``sizes[p]`` is that of the frame for peer p, 0 for none."""
+
+    buffer: Tensor
+    sizes: list[int]
+
+
+@dataclass
+class Incoming:
+    """Frames on their way from each peer; ``wait`` gives them, an empty tensor where there is none."""
+
+    pending: Pending
+    buffer: Tensor
+    sizes: list[int]
+    keep: Tensor  # what is being sent must outlive the transfer
+
+    def wait(self) -> list[Tensor]:
+        self.pending.wait()
+        return list(torch.split(self.buffer, self.sizes))
+
+
+def encode_each(
+    codec: Codec,
+    values: Sequence[Tensor | None],
+    transport: Metered,
+    *,
+    seeds: Sequence[int],
+    residuals: Sequence[Tensor | None],
+    device: torch.device,
+    padded: bool = False,
+) -> Outgoing:
+    """Encode one tensor per peer (None: nothing for it) into one buffer."""
+    bounds = [0 if v is None else wire.max_frame_nbytes(codec, v.numel(), v.dtype) for v in values]
+    buffer = torch.empty(sum(bounds), dtype=torch.uint8, device=device)
+    sizes, end = [], 0
+    with transport.tally.encoding():
+        for value, bound, seed, residual in zip(values, bounds, seeds, residuals, strict=True):
+            if value is None:
+                sizes.append(0)
+                continue
+            nbytes = wire.pack(codec, value, buffer[end : end + bound], seed=seed, residual=residual)
+            sizes.append(bound if padded else nbytes)
+            end += sizes[-1]
+    return Outgoing(buffer[:end], sizes)
+
+
+def exchange(
+    codec: Codec, outgoing: Outgoing, bounds: Sequence[int], transport: Metered, *, padded: bool = False
+) -> Incoming:
+    """Start the all-to-all of frames. ``bounds[p]``: upper bound of the frame that rank p sends here."""
+    sizes = list(bounds)
+    if not codec.fixed_size:
+        if padded:
+            transport.tally.padded += 1
+        else:
+            sizes = _exchange_sizes(outgoing, transport)
+            _check_sizes(sizes, bounds)
+    buffer = outgoing.buffer.new_empty(sum(sizes))
+    pending = transport.all_to_all(buffer, outgoing.buffer, sizes, outgoing.sizes)
+    return Incoming(pending, buffer, sizes, outgoing.buffer)
+
+
+def gather(
+    codec: Codec, frame: Tensor, bounds: Sequence[int], transport: Metered, *, padded: bool = False
+) -> Incoming:
+    """Start the all-gather of one frame per rank. ``bounds[p]``: upper bound of rank p's frame.
+
+    A frame travels in a slot of the largest size: exact where all chunks are equal.
+    """
+    slot = max(bounds)
+    if not codec.fixed_size:
+        if padded:
+            transport.tally.padded += 1
+        else:
+            transport.tally.two_phase += 1
+            sizes = _gather_sizes(frame, transport)
+            _check_sizes(sizes, bounds)
+            slot = max(sizes)
+    mine = frame
+    if frame.numel() != slot:
+        mine = frame.new_zeros(slot)
+        mine[: frame.numel()] = frame
+    buffer = mine.new_empty(slot * transport.size)
+    pending = transport.all_gather(buffer, mine)
+    return Incoming(pending, buffer, [slot] * transport.size, mine)
+
+
+def equal_parts(flat: Tensor, size: int) -> list[Tensor]:
+    """``size`` views of a flat tensor, of numel / size each."""
+    numel = flat.numel() // size
+    return [flat[p * numel : (p + 1) * numel] for p in range(size)]
+
+
+def _check_sizes(sizes: Sequence[int], bounds: Sequence[int]) -> None:
+    """Nothing is allocated for a size that a peer announces before it is known to be possible."""
+    for peer, (size, bound) in enumerate(zip(sizes, bounds, strict=True)):
+        if not 0 <= size <= bound:
+            raise WireError(f"rank {peer} announces a frame of {size} bytes, at most {bound} are possible")
+
+
+def _exchange_sizes(outgoing: Outgoing, transport: Metered) -> list[int]:
+    transport.tally.two_phase += 1
+    mine = torch.tensor(outgoing.sizes, dtype=torch.int64, device=outgoing.buffer.device)
+    theirs = torch.empty_like(mine)
+    splits = [8] * transport.size
+    transport.all_to_all(theirs.view(torch.uint8), mine.view(torch.uint8), splits, splits).wait()
+    return [int(n) for n in theirs.tolist()]
+
+
+def _gather_sizes(frame: Tensor, transport: Metered) -> list[int]:
+    mine = torch.tensor([frame.numel()], dtype=torch.int64, device=frame.device)
+    every = mine.new_empty(transport.size)
+    transport.all_gather(every.view(torch.uint8), mine.view(torch.uint8)).wait()
+    return [int(n) for n in every.tolist()]

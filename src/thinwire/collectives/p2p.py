@@ -1,0 +1,66 @@
+"""Send and receive of one tensor.
+
+Fixed size: one transfer of the whole frame. Variable size: the header first, which says how long the rest is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import wire
+from ..codecs.base import Codec
+from ..errors import WireError
+from .transport import Metered, Pending
+
+
+def send(x: Tensor, codec: Codec, transport: Metered, dst: int, seed: int = 0) -> None:
+    """Send x (flat, contiguous) to rank dst; returns when the bytes have left the buffer."""
+    frame, sending = send_frame(x, codec, transport, dst, seed)
+    for pending in sending:
+        pending.wait()
+    del frame
+
+
+def recv(out: Tensor, codec: Codec, transport: Metered, src: int) -> None:
+    """Fill out (flat, contiguous) with the next tensor from rank src."""
+    frame = recv_frame(codec, out.numel(), out.dtype, transport, src, out.device)
+    with transport.tally.decoding():
+        wire.unpack(codec, frame, out)
+
+
+def send_frame(
+    x: Tensor, codec: Codec, transport: Metered, dst: int, seed: int
+) -> tuple[Tensor, list[Pending]]:
+    """Encode x and start sending it. The frame must be kept until the transfers are done."""
+    bound = wire.max_frame_nbytes(codec, x.numel(), x.dtype)
+    buffer = torch.empty(bound, dtype=torch.uint8, device=x.device)
+    with transport.tally.encoding():
+        nbytes = wire.pack(codec, x, buffer, seed=seed)
+    frame = buffer[:nbytes]
+    if codec.fixed_size:
+        return frame, [transport.send(frame, dst)]
+    transport.tally.two_phase += 1
+    head, body = frame[: wire.HEADER_NBYTES], frame[wire.HEADER_NBYTES :]
+    return frame, [transport.send(part, dst) for part in (head, body) if part.numel()]
+
+
+def recv_frame(
+    codec: Codec, numel: int, dtype: torch.dtype, transport: Metered, src: int, device: torch.device
+) -> Tensor:
+    """Receive the frame of numel values from rank src. Raises WireError if it cannot be one."""
+    bound = wire.max_frame_nbytes(codec, numel, dtype)
+    frame = torch.empty(bound, dtype=torch.uint8, device=device)
+    if codec.fixed_size:
+        transport.recv(frame, src).wait()
+        return frame
+    transport.recv(frame[: wire.HEADER_NBYTES], src).wait()
+    header = wire.read_header(frame[: wire.HEADER_NBYTES])
+    end = wire.HEADER_NBYTES + header.nbytes
+    if end > bound:
+        raise WireError(
+            f"rank {src} announces {end} bytes, a frame of {numel} {dtype} values has at most {bound}"
+        )
+    if header.nbytes:
+        transport.recv(frame[wire.HEADER_NBYTES : end], src).wait()
+    return frame[:end]

@@ -1,0 +1,97 @@
+"""Reduce-scatter: every rank gets the sum (or mean) of one chunk over all ranks.
+
+Two-shot: compensate -> encode -> send -> decode-add. A value is encoded once, by the rank that holds it, and
+the owner of a chunk adds the decoded contributions in fp32 in rank order, its own uncompressed. So the
+error does not grow with the number of ranks, and the sum does not depend on who arrives first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from .. import wire
+from ..codecs.base import Codec
+from . import frames
+from .frames import Chunks, Incoming
+from .options import CallOptions, derive_seed
+from .transport import Metered
+
+
+def reduce_scatter(
+    x: Tensor,
+    codec: Codec,
+    transport: Metered,
+    chunks: Chunks,
+    options: CallOptions,
+    *,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """The fp32 sum over all ranks of this rank's chunk of x (flat; divided by the size if options.mean).
+
+    residual: fp32, numel of x; added to x before encoding and replaced by what encoding lost. The rank's
+    own chunk loses nothing. x is not changed.
+    """
+    me = transport.rank
+    # compensate: from here on the residual holds x + residual, and encoding leaves in it what was lost.
+    values = x if residual is None else residual.add_(x)
+    mine = slice(*chunks.bounds(me))
+    total = torch.zeros(mine.stop - mine.start, dtype=torch.float32, device=x.device)
+
+    in_flight: deque[tuple[slice, Incoming]] = deque()
+    for index, segment in enumerate(_segments(chunks, codec.granule, options.segment_numel)):
+        # encode
+        parts = [_part(values, chunks, peer, segment) if peer != me else None for peer in range(chunks.size)]
+        outgoing = frames.encode_each(
+            codec,
+            parts,
+            transport,
+            seeds=[derive_seed(options.seed, me, peer, index) for peer in range(chunks.size)],
+            residuals=parts if residual is not None else [None] * chunks.size,
+            device=x.device,
+            padded=options.padded,
+        )
+        # send
+        own = _part(values, chunks, me, segment)
+        numel = 0 if own is None else own.numel()
+        bound = 0 if own is None else wire.max_frame_nbytes(codec, numel, values.dtype)
+        bounds = [0 if peer == me else bound for peer in range(chunks.size)]
+        incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded)
+        in_flight.append((slice(segment.start, segment.start + numel), incoming))
+        if len(in_flight) > options.depth:
+            _decode_add(codec, values[mine], total, *in_flight.popleft(), transport)
+    while in_flight:
+        _decode_add(codec, values[mine], total, *in_flight.popleft(), transport)
+
+    if residual is not None:
+        residual[mine] = 0
+    return total.div_(chunks.size) if options.mean else total
+
+
+def _decode_add(
+    codec: Codec, own: Tensor, total: Tensor, where: slice, incoming: Incoming, transport: Metered
+) -> None:
+    received = incoming.wait()
+    if where.start == where.stop:
+        return
+    into = total[where]
+    with transport.tally.decoding():
+        for peer, frame in enumerate(received):
+            if peer == transport.rank:
+                into += own[where]
+            else:
+                wire.unpack_add(codec, frame, into, own.dtype)
+
+
+def _segments(chunks: Chunks, granule: int, segment_numel: int) -> list[slice]:
+    """Cuts of a chunk that travel one after the other, so that encoding, transfer and decoding overlap."""
+    step = max(segment_numel // chunks.size // granule, 1) * granule
+    return [slice(start, min(start + step, chunks.length)) for start in range(0, chunks.length, step)]
+
+
+def _part(values: Tensor, chunks: Chunks, owner: int, segment: slice) -> Tensor | None:
+    start, stop = chunks.bounds(owner)
+    part = values[min(start + segment.start, stop) : min(start + segment.stop, stop)]
+    return part if part.numel() else None

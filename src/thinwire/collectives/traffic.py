@@ -1,0 +1,142 @@
+"""What was sent: raw against wire bytes, and the time in encode, wire and decode, per kind of message.
+
+Wire bytes are counted at the transport call: headers, scales and indices are in them, the network's own
+headers are not. Raw bytes are what the uncompressed op would have sent per rank with the least traffic
+that the op allows (:func:`raw_nbytes`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+PASS_THROUGH = "pass-through"
+"""What stands for the codec of a message that is sent as it is because no codec applies to it."""
+
+
+@dataclass
+class Tally:
+    """One call's cost. Seconds of encode and decode are CPU seconds, those of the wire are waiting."""
+
+    wire_bytes: int = 0
+    encode_s: float = 0.0
+    wire_s: float = 0.0
+    decode_s: float = 0.0
+    two_phase: int = 0
+    """Size exchanges that had to go before the payload (codecs of variable size)."""
+    padded: int = 0
+    """Exchanges of variable-size frames that were padded to their upper bound instead."""
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        start = time.thread_time()
+        yield
+        self.encode_s += time.thread_time() - start
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        start = time.thread_time()
+        yield
+        self.decode_s += time.thread_time() - start
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.wire_s += time.perf_counter() - start
+
+    def add(self, other: Tally) -> None:
+        self.wire_bytes += other.wire_bytes
+        self.encode_s += other.encode_s
+        self.wire_s += other.wire_s
+        self.decode_s += other.decode_s
+        self.two_phase += other.two_phase
+        self.padded += other.padded
+
+
+@dataclass(frozen=True, order=True)
+class Message:
+    """A kind of message. codec: a codec's spec, or ``PASS_THROUGH``."""
+
+    axis: str
+    op: str
+    role: str
+    codec: str
+    dtype: str
+    nbytes: int
+    """Bytes of the uncompressed tensor."""
+
+
+@dataclass
+class Entry:
+    """How often a message was sent, and what that cost."""
+
+    calls: int = 0
+    raw_bytes: float = 0.0
+    tally: Tally = field(default_factory=Tally)
+
+
+class Traffic:
+    """The entries of one group or one run. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Message, Entry] = defaultdict(Entry)
+        self._lock = threading.Lock()
+
+    def add(self, message: Message, raw_bytes: float, tally: Tally) -> None:
+        """Count one call."""
+        with self._lock:
+            entry = self._entries[message]
+            entry.calls += 1
+            entry.raw_bytes += raw_bytes
+            entry.tally.add(tally)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._entries.clear()
+
+    def entries(self) -> dict[Message, Entry]:
+        """A copy, sorted by axis, op, role, codec, dtype and size."""
+        with self._lock:
+            return {message: deepcopy(entry) for message, entry in sorted(self._entries.items())}
+
+    def by_axis(self) -> dict[str, dict[str, float]]:
+        """Sums per axis: calls, raw_bytes, wire_bytes, encode_s, wire_s, decode_s, two_phase, padded."""
+        sums: dict[str, dict[str, float]] = {}
+        for message, entry in self.entries().items():
+            into = sums.setdefault(message.axis, defaultdict(float))
+            into["calls"] += entry.calls
+            into["raw_bytes"] += entry.raw_bytes
+            for f in fields(entry.tally):
+                into[f.name] += getattr(entry.tally, f.name)
+        return {axis: dict(values) for axis, values in sums.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters as plain data, for a checkpoint."""
+        return {"entries": [(m, e) for m, e in self.entries().items()]}
+
+
+def raw_nbytes(op: str, nbytes: int, world: int) -> float:
+    """Least bytes that a rank sends for an uncompressed op, on average over the ranks.
+
+    nbytes: the full tensor for all_reduce, reduce_scatter, all_gather (its output), all_to_all (its input)
+    and broadcast; the message for send.
+    """
+    share = (world - 1) / world
+    if op == "all_reduce":
+        return 2 * share * nbytes
+    if op in ("reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter"):
+        return share * nbytes
+    return nbytes if op == "send" else 0.0
+
+
+def gloo_nbytes(op: str, nbytes: int, world: int) -> float:
+    """What gloo's own collective sends for it: its reduce-scatter moves the bytes of an all-reduce."""
+    return raw_nbytes("all_reduce" if op == "reduce_scatter" else op, nbytes, world)

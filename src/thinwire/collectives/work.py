@@ -1,0 +1,135 @@
+"""Asynchronous calls: a worker thread with an ordered queue, and the Work that PyTorch waits for."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future, collect_all
+
+
+class Work(dist.Work):
+    """The handle of an asynchronous call. ``get_future()`` holds the output tensors, as PyTorch expects."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self._result = result
+        self._future: Future[Any] = Future()
+        self._error: BaseException | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until the call is done; raises what it raised. The transport's time-out bounds the wait."""
+        self._future.wait()
+        return True
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+    def result(self) -> Any:
+        return self._result
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def is_success(self) -> bool:
+        return self._future.done() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        self._error = error
+        if error is None:
+            self._future.set_result(self._result)
+        else:
+            # Future takes Exception only; KeyboardInterrupt does not reach a worker thread.
+            assert isinstance(error, Exception)
+            self._future.set_exception(error)
+
+
+class Joined(dist.Work):
+    """Several Works as one: complete when all are."""
+
+    def __init__(self, works: Sequence[dist.Work], result: Any) -> None:
+        super().__init__()
+        self._works = list(works)
+        self._result = result
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for work in self._works:
+            work.wait()
+        return True
+
+    def get_future(self) -> Future[Any]:
+        def join(collected: Future[Any]) -> Any:
+            for future in collected.value():
+                future.value()  # raises what it failed with
+            return self._result
+
+        return collect_all([work.get_future() for work in self._works]).then(join)
+
+    def result(self) -> Any:
+        return self._result
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+
+def done(result: Any) -> Work:
+    """A Work that is complete from the start."""
+    work = Work(result)
+    work._finish()
+    return work
+
+
+class Worker:
+    """A thread that runs calls one after the other, in the order in which they were submitted.
+
+    After a call has failed, the peers' order of calls is unknown: the worker refuses all later ones with
+    the first error instead of hanging in them.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[tuple[Callable[[], object], Work] | None] = queue.SimpleQueue()
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], object], result: Any) -> Work:
+        """Queue a call; the Work completes with ``result`` once it has run."""
+        work = Work(result)
+        if torch.is_inference_mode_enabled():
+            # The mode belongs to a thread, and its tensors may be written only inside of it.
+            call = torch.inference_mode()(call)
+        self._queue.put((call, work))
+        return work
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Run what is queued, then end the thread."""
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        with torch.no_grad():
+            while (item := self._queue.get()) is not None:
+                call, work = item
+                try:
+                    if self._failed is not None:
+                        raise self._failed
+                    call()
+                except Exception as e:
+                    self._failed = e
+                    work._finish(e)
+                else:
+                    work._finish()
+                # Do not keep the tensors of the last call alive while waiting for the next one.
+                del call, work, item

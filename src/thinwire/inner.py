@@ -1,0 +1,93 @@
+"""The group inside a thinwire group: its creation, what its ranks must agree on, and its Work with a clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from .errors import MismatchError, PolicyError
+
+
+def make_inner_group(
+    store: Store, rank: int, size: int, backend: str, timeout: timedelta
+) -> dist.ProcessGroup:
+    """A group of ``backend`` (gloo, nccl). A bare ProcessGroupGloo would lack the coalesced gathers."""
+    group = dist.ProcessGroup(store, rank, size)
+    kinds = dist.ProcessGroup.BackendType
+    if backend == "gloo":
+        group._set_default_backend(kinds.GLOO)
+        inner = dist.ProcessGroupGloo(store, rank, size, timeout)
+        group._register_backend(torch.device("cpu"), kinds.GLOO, inner)
+    elif backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        group._set_default_backend(kinds.NCCL)
+        group._register_backend(
+            torch.device("cuda"), kinds.NCCL, dist.ProcessGroupNCCL(store, rank, size, options)
+        )
+    else:
+        raise PolicyError(f"inner backend {backend!r} is not known; use gloo or nccl")
+    return group
+
+
+def agree(store: Store, rank: int, size: int, mine: str) -> None:
+    """Compare a text among the ranks of a group; all of them raise MismatchError where it differs."""
+    store.set(f"agree/{rank}", mine)
+    every = [store.get(f"agree/{r}").decode() for r in range(size)]
+    if any(other != mine for other in every):
+        lines = "\n".join(f"  rank {r}: {text}" for r, text in enumerate(every))
+        raise MismatchError(f"the ranks of a group disagree; give all the same policy and version:\n{lines}")
+
+
+def meet(store: Store, rank: int, size: int) -> None:
+    """Wait until all ranks are here: one that leaves earlier would break connections that others still make."""
+    store.set(f"meet/{rank}", "")
+    store.wait([f"meet/{r}" for r in range(size)])
+
+
+class Counted(dist.Work):
+    """The inner group's Work; reports the seconds from the call to the end of the first wait."""
+
+    def __init__(self, start: Callable[[], dist.Work], report: Callable[[float], None]) -> None:
+        super().__init__()
+        self._start_s = time.perf_counter()
+        self._inner = start()
+        self._report = report
+        self._once = threading.Lock()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if timeout is None:
+            self._inner.wait()
+        else:
+            self._inner.wait(timeout)
+        self._count()
+        return True
+
+    def get_future(self) -> Any:
+        future = self._inner.get_future()
+        future.add_done_callback(lambda _: self._count())
+        return future
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+    def is_success(self) -> bool:
+        return self._inner.is_success()
+
+    def exception(self) -> Any:
+        return self._inner.exception()
+
+    def result(self) -> Any:
+        return self._inner.result()
+
+    def _count(self) -> None:
+        # A future's callback may run while another thread waits. The lock is never released: once is enough.
+        if self._once.acquire(blocking=False):
+            self._report(time.perf_counter() - self._start_s)

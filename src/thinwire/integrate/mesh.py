@@ -1,0 +1,69 @@
+"""A device mesh whose groups compress: one thinwire group for each dimension, told its axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ..errors import SpecError, nearest
+from ..group import BACKEND, GroupOptions, ThinwireGroup
+from ..policy import AXES, Policy
+from ..presets import load
+
+# Over a data-parallel group: gradients are reduced (axis dp), sharded parameters are gathered (axis zero).
+_DP_AXES = {"all_gather": "zero"}
+_DP_ROLES = {"all_reduce": "gradient", "reduce_scatter": "gradient", "all_gather": "parameter"}
+
+
+def init_mesh(
+    sizes: Mapping[str, int],
+    policy: Policy | str,
+    *,
+    device_type: str = "cpu",
+    seed: int = 0,
+    feedback: bool = True,
+    options: GroupOptions = GroupOptions(),
+    backend: str = BACKEND,
+) -> DeviceMesh:
+    """A DeviceMesh with a thinwire group per axis, outermost axis first.
+
+    sizes: axis (``dp``, ``tp``, ``pp``, ...) -> number of ranks. feedback: whether the caller reduces gradients
+    through :class:`~thinwire.integrate.gradients.GradientSync`, which runs error feedback; if not, a policy
+    that asks for it is refused. options: inner backend, time-out and what else the groups share; policy,
+    axes, roles and seed are set here. backend: a name given to :func:`thinwire.group.register`. Needs an
+    initialised default process group, of any backend.
+    """
+    loaded = load(policy)
+    for axis in sizes:
+        if axis not in AXES:
+            raise SpecError(f"unknown axis {axis!r}; {nearest(axis, AXES)}")
+    override = {}
+    for axis in sizes:
+        dp = axis == "dp"
+        override[axis] = (
+            backend,
+            replace(
+                options,
+                policy=loaded,
+                axis=axis,
+                op_axes=_DP_AXES if dp else {},
+                op_roles=_DP_ROLES if dp else {},
+                feedback_by_caller=feedback and dp,
+                seed=seed,
+            ),
+        )
+    return init_device_mesh(
+        device_type,
+        tuple(sizes.values()),
+        mesh_dim_names=tuple(sizes),
+        backend_override=override,  # type: ignore[arg-type]
+    )
+
+
+def groups(mesh: DeviceMesh) -> dict[str, ThinwireGroup]:
+    """The thinwire groups of a mesh by dimension name."""
+    names = mesh.mesh_dim_names or ()
+    found = {name: mesh.get_group(name) for name in names}
+    return {name: group for name, group in found.items() if isinstance(group, ThinwireGroup)}

@@ -1,0 +1,247 @@
+"""Which codec a message gets: (axis, op, role, dtype, size) -> codec. Presets, and TOML files.
+
+::
+
+    [axis.dp]
+    reduce = "int4:block=128"          # all_reduce and reduce_scatter
+    gather = "int8:block=128"          # all_gather
+    feedback = true
+    [axis.tp]
+    all_reduce = { float32 = "zfp:rate=16", bfloat16 = "zfp:rate=12", float16 = "zfp:rate=12" }
+    [axis.tp.role.activation_gradient]
+    all_reduce = "bf16"
+
+What an axis does not name travels uncompressed and is counted as such.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from .codecs import Codec, parse
+from .codecs.none import NoneCodec
+from .collectives.options import Algorithm
+from .errors import PolicyError, SpecError, nearest
+
+AXES = ("dp", "tp", "pp", "zero", "ep", "cp")
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send")
+ROLES = (
+    "gradient",
+    "activation",
+    "activation_gradient",
+    "parameter",
+    "optimizer_state",
+    "outer_gradient",
+    "control",
+    "unknown",
+)
+_GROUPS_OF_OPS = {
+    "all": OPS,
+    "reduce": ("all_reduce", "reduce_scatter"),
+    "gather": ("all_gather",),
+}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NONE = NoneCodec()
+
+
+@dataclass(frozen=True)
+class ByDtype:
+    """A codec for each dtype of the messages."""
+
+    float32: Codec = NONE
+    bfloat16: Codec = NONE
+    float16: Codec = NONE
+
+    @staticmethod
+    def of(spec: str | Codec) -> ByDtype:
+        """One codec for all dtypes, where it makes the message smaller; ``none`` where it cannot.
+
+        A codec that shrinks no dtype at all is refused.
+        """
+        codec = parse(spec)
+        chosen = {name: codec if shrinks(codec, dtype) else NONE for name, dtype in _DTYPES.items()}
+        return ByDtype(**chosen)
+
+    def get(self, dtype: torch.dtype) -> Codec:
+        return getattr(self, str(dtype).removeprefix("torch."), NONE)
+
+    def __str__(self) -> str:
+        if self.float32 == self.bfloat16 == self.float16:
+            return str(self.float32)
+        return "{" + ", ".join(f"{n}={getattr(self, n)}" for n in _DTYPES) + "}"
+
+
+def shrinks(codec: Codec, dtype: torch.dtype) -> bool:
+    """Whether a message of this dtype gets smaller (a lossless codec: may get smaller)."""
+    if codec == NONE:
+        return True
+    if dtype not in codec.dtypes:
+        return False
+    return not codec.fixed_size or codec.max_nbytes(4096, dtype) < 4096 * dtype.itemsize
+
+
+Codecs = Mapping[str, ByDtype]  # op -> codecs
+
+
+@dataclass(frozen=True)
+class AxisPolicy:
+    """Codecs of one axis.
+
+    codecs: by op. roles: overrides by role. feedback: error-feedback residuals for reduced gradients.
+    difference: gathered parameters travel as the difference to what was sent last. min_nbytes: smaller
+    messages pass through. algorithm: see :class:`~thinwire.collectives.options.CallOptions`.
+    """
+
+    codecs: Codecs = field(default_factory=dict)
+    roles: Mapping[str, Codecs] = field(default_factory=dict)
+    feedback: bool = False
+    difference: bool = False
+    min_nbytes: int = 4096
+    algorithm: Algorithm = "two_shot"
+
+    def __post_init__(self) -> None:
+        if self.feedback and self.algorithm == "ring":
+            raise SpecError(
+                "feedback = true needs algorithm = two_shot: a ring encodes sums, which have no residual"
+            )
+
+    def codec(self, op: str, role: str, dtype: torch.dtype, nbytes: int) -> Codec:
+        """The codec of a message; ``none`` if nothing is said about it, or if it is small or not of floats."""
+        if nbytes < self.min_nbytes or not dtype.is_floating_point:
+            return NONE
+        by_dtype = self.roles.get(role, {}).get(op) or self.codecs.get(op)
+        return by_dtype.get(dtype) if by_dtype is not None else NONE
+
+    @property
+    def compresses(self) -> bool:
+        """Whether any message of this axis is compressed."""
+        tables = (self.codecs, *self.roles.values())
+        return any(choice != ByDtype() for table in tables for choice in table.values())
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A codec for each parallel axis. Frozen; equal policies have equal ``str``."""
+
+    name: str
+    axes: Mapping[str, AxisPolicy] = field(default_factory=dict)
+    description: str = ""
+
+    def axis(self, name: str) -> AxisPolicy:
+        """The policy of an axis; the one that compresses nothing if the axis is not named."""
+        return self.axes.get(name, _PLAIN)
+
+    def __str__(self) -> str:
+        """The canonical text that ranks compare with each other."""
+        return f"{self.name} " + " ".join(f"{a}[{_text(p)}]" for a, p in sorted(self.axes.items()))
+
+    def without_feedback(self) -> Policy:
+        """The same codecs, no residuals."""
+        axes = {a: dataclasses.replace(p, feedback=False) for a, p in self.axes.items()}
+        return dataclasses.replace(self, name=f"{self.name}-nofeedback", axes=axes)
+
+
+_PLAIN = AxisPolicy()
+
+
+def _text(p: AxisPolicy) -> str:
+    tables = {"": p.codecs, **{f"role.{r}.": c for r, c in p.roles.items()}}
+    codecs = [f"{prefix}{op}={c}" for prefix, table in tables.items() for op, c in sorted(table.items())]
+    rest = f"feedback={p.feedback},difference={p.difference},min={p.min_nbytes},{p.algorithm}"
+    return ",".join([*codecs, rest])
+
+
+def from_toml(path: Path) -> Policy:
+    """Read a policy file. Raises SpecError with the file's name and the key that is wrong."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise SpecError(f"policy file {path} does not exist") from None
+    except tomllib.TOMLDecodeError as e:
+        raise SpecError(f"policy file {path}: {e}") from None
+    try:
+        return from_dict(table, name=path.stem)
+    except SpecError as e:
+        raise SpecError(f"policy file {path}: {e}") from None
+
+
+def from_dict(table: Mapping[str, Any], name: str) -> Policy:
+    """A policy from the tables of a TOML file. Unknown keys are errors."""
+    _known(table, ("name", "description", "axis"), "policy")
+    axes = table.get("axis", {})
+    _known(axes, AXES, "axis")
+    return Policy(
+        name=str(table.get("name", name)),
+        axes={axis: _axis(axis, entries) for axis, entries in axes.items()},
+        description=str(table.get("description", "")),
+    )
+
+
+_SETTINGS: dict[str, Callable[[Any], bool]] = {
+    "feedback": lambda v: isinstance(v, bool),
+    "difference": lambda v: isinstance(v, bool),
+    "min_nbytes": lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0,
+    "algorithm": lambda v: v in get_args(Algorithm),
+}
+
+
+def _axis(axis: str, entries: Mapping[str, Any]) -> AxisPolicy:
+    _known(entries, (*OPS, *_GROUPS_OF_OPS, *_SETTINGS, "role"), f"axis.{axis}")
+    settings = {key: entries[key] for key in _SETTINGS if key in entries}
+    for key, value in settings.items():
+        if not _SETTINGS[key](value):
+            raise SpecError(f"axis.{axis}.{key}: {value!r} is not a value for it")
+    roles = entries.get("role", {})
+    _known(roles, ROLES, f"axis.{axis}.role")
+    for role, table in roles.items():
+        _known(table, (*OPS, *_GROUPS_OF_OPS), f"axis.{axis}.role.{role}")
+    codecs = _codecs(f"axis.{axis}", entries)
+    by_role = {role: _codecs(f"axis.{axis}.role.{role}", table) for role, table in roles.items()}
+    try:
+        return AxisPolicy(codecs=codecs, roles=by_role, **settings)
+    except SpecError as e:
+        raise SpecError(f"axis.{axis}: {e}") from None
+
+
+def _codecs(where: str, entries: Mapping[str, Any]) -> Codecs:
+    """Op -> codecs; an op's own entry wins over ``reduce`` and ``gather``, these over ``all``."""
+    codecs: dict[str, ByDtype] = {}
+    for key, ops in (*_GROUPS_OF_OPS.items(), *((op, (op,)) for op in OPS)):
+        if key in entries:
+            choice = _choice(f"{where}.{key}", entries[key])
+            codecs.update(dict.fromkeys(ops, choice))
+    return codecs
+
+
+def _choice(where: str, value: Any) -> ByDtype:
+    try:
+        if isinstance(value, str):
+            codec = parse(value)
+            if not any(shrinks(codec, dtype) for dtype in _DTYPES.values()):
+                raise PolicyError(f"{value} makes no message smaller; use none")
+            return ByDtype.of(codec)
+        if isinstance(value, Mapping):
+            _known(value, _DTYPES, where)
+            codecs = {name: parse(spec) for name, spec in value.items()}
+            for name, codec in codecs.items():
+                if not shrinks(codec, _DTYPES[name]):
+                    raise PolicyError(f"{codec} does not make a {name} message smaller; use none")
+            return ByDtype(**codecs)
+    except (SpecError, PolicyError) as e:
+        raise SpecError(f"{where}: {e}") from None
+    raise SpecError(f"{where}: {value!r} is neither a codec nor a table of dtype = codec")
+
+
+def _known(table: Any, names: Any, where: str) -> None:
+    if not isinstance(table, Mapping):
+        raise SpecError(f"{where}: a table is needed, found {table!r}")
+    for key in table:
+        if key not in names:
+            raise SpecError(f"{where}: unknown key {key!r}; {nearest(key, names)}")

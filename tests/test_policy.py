@@ -1,0 +1,169 @@
+"""Policies: what a message gets, what a file may say, and what a wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from thinwire import AxisPolicy, Policy, parse
+from thinwire.errors import SpecError
+from thinwire.policy import AXES, NONE, OPS, ByDtype, from_dict, from_toml, shrinks
+
+BIG = 1 << 20
+EXAMPLE = """
+description = "an example"
+[axis.dp]
+reduce = "int4:block=128"
+gather = "int8:block=128"
+feedback = true
+min_nbytes = 100
+[axis.tp]
+all = "bf16"
+all_reduce = { float32 = "zfp:rate=16", bfloat16 = "zfp:rate=12" }
+algorithm = "ring"
+[axis.tp.role.activation_gradient]
+all_reduce = "fp16"
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def one(axis: str, **entries: Any) -> AxisPolicy:
+    return from_dict({"axis": {axis: entries}}, "p").axis(axis)
+
+
+def test_a_file_gives_what_it_says(tmp_path: Path) -> None:
+    policy = from_toml(write(tmp_path, EXAMPLE))
+    assert (policy.name, policy.description) == ("mine", "an example")
+    dp, tp = policy.axis("dp"), policy.axis("tp")
+    assert dp.codec("all_reduce", "gradient", torch.float32, BIG) == parse("int4:block=128")
+    assert dp.codec("reduce_scatter", "gradient", torch.float32, BIG) == parse("int4:block=128")
+    assert dp.codec("all_gather", "parameter", torch.float32, BIG) == parse("int8:block=128")
+    assert dp.codec("broadcast", "unknown", torch.float32, BIG) == NONE
+    assert (dp.feedback, dp.min_nbytes, dp.algorithm) == (True, 100, "two_shot")
+    assert tp.codec("all_reduce", "unknown", torch.float32, BIG) == parse("zfp:rate=16")
+    assert tp.codec("all_reduce", "unknown", torch.bfloat16, BIG) == parse("zfp:rate=12")
+    assert tp.codec("all_reduce", "unknown", torch.float16, BIG) == NONE
+    assert tp.codec("all_reduce", "activation_gradient", torch.float32, BIG) == parse("fp16")
+    assert tp.codec("all_gather", "activation_gradient", torch.float32, BIG) == parse("bf16")
+    assert tp.algorithm == "ring"
+
+
+def test_an_axis_that_is_not_named_is_not_compressed(tmp_path: Path) -> None:
+    policy = from_toml(write(tmp_path, EXAMPLE))
+    for op in OPS:
+        assert policy.axis("pp").codec(op, "activation", torch.float32, BIG) == NONE
+    assert not policy.axis("pp").compresses
+    assert policy.axis("dp").compresses
+
+
+def test_equal_files_equal_policies_and_texts(tmp_path: Path) -> None:
+    a, b = from_toml(write(tmp_path, EXAMPLE)), from_toml(write(tmp_path, EXAMPLE))
+    assert a == b
+    assert str(a) == str(b)
+    assert str(a) != str(from_toml(write(tmp_path, EXAMPLE.replace("int4", "int8"))))
+
+
+@pytest.mark.parametrize(
+    "key", ["block=64", "min_nbytes = 99", "feedback = false", 'algorithm = "two_shot"', "int8"]
+)
+def test_the_text_that_ranks_compare_shows_every_difference(tmp_path: Path, key: str) -> None:
+    old = {
+        "block=64": "block=128",
+        "min_nbytes = 99": "min_nbytes = 100",
+        "feedback = false": "feedback = true",
+        'algorithm = "two_shot"': 'algorithm = "ring"',
+        "int8": "int4",
+    }[key]
+    assert old in EXAMPLE
+    a, b = from_toml(write(tmp_path, EXAMPLE)), from_toml(write(tmp_path, EXAMPLE.replace(old, key, 1)))
+    assert str(a) != str(b)
+
+
+def test_an_ops_own_entry_wins_over_its_group_and_over_all() -> None:
+    policy = one("dp", all="bf16", reduce="int8", reduce_scatter="int4")
+    found = {op: str(policy.codec(op, "unknown", torch.float32, BIG)).split(":")[0] for op in OPS}
+    assert found == {
+        "all_reduce": "int8",
+        "reduce_scatter": "int4",
+        "all_gather": "bf16",
+        "broadcast": "bf16",
+        "all_to_all": "bf16",
+        "send": "bf16",
+    }
+
+
+def test_small_integer_and_wide_messages_pass() -> None:
+    policy = one("dp", all="bf16", min_nbytes=1000)
+    assert policy.codec("all_reduce", "unknown", torch.float32, 1000) == parse("bf16")
+    assert policy.codec("all_reduce", "unknown", torch.float32, 999) == NONE
+    for dtype in (torch.int32, torch.int64, torch.uint8, torch.bool, torch.float64):
+        assert policy.codec("all_reduce", "unknown", dtype, BIG) == NONE
+
+
+def test_one_codec_applies_only_to_the_dtypes_that_it_shrinks() -> None:
+    table = ByDtype.of("zfp:rate=16")
+    assert table.float32 == parse("zfp:rate=16")
+    assert table.float16 == table.bfloat16 == NONE
+    assert shrinks(parse("zfp:rate=12"), torch.bfloat16)
+    assert not shrinks(parse("bf16"), torch.float16)
+    assert shrinks(parse("mpc:dim=1"), torch.bfloat16), "lossless: may shrink"
+
+
+def test_without_feedback_changes_nothing_else(tmp_path: Path) -> None:
+    policy = from_toml(write(tmp_path, EXAMPLE))
+    plain = policy.without_feedback()
+    assert not plain.axis("dp").feedback
+    assert plain.axis("dp").codecs == policy.axis("dp").codecs
+    assert plain.axis("tp") == policy.axis("tp")
+
+
+def test_policy_from_objects_is_possible() -> None:
+    policy = Policy("mine", {"dp": AxisPolicy({"all_reduce": ByDtype.of("bf16")})})
+    assert policy.axis("dp").codec("all_reduce", "gradient", torch.float32, BIG) == parse("bf16")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[axis.pd]\nall = "bf16"', r"axis: unknown key 'pd'; did you mean .*'pp'"),
+        ('[axes.dp]\nall = "bf16"', r"unknown key 'axes'; did you mean 'axis'"),
+        ('[axis.dp]\nreduc = "bf16"', r"axis\.dp: unknown key 'reduc'; did you mean 'reduce'"),
+        ('[axis.dp]\nreduce = "bf61"', r"axis\.dp\.reduce: .*unknown codec 'bf61'; did you mean 'bf16'"),
+        ('[axis.dp]\nreduce = "int8:blok=64"', r"axis\.dp\.reduce: .*no parameter 'blok'.*'block'"),
+        ("[axis.dp]\nreduce = 8", r"axis\.dp\.reduce: 8 is neither a codec nor a table"),
+        ('[axis.dp]\nreduce = {float23 = "bf16"}', r"unknown key 'float23'; did you mean 'float32'"),
+        ('[axis.dp]\nreduce = {float16 = "bf16"}', r"bf16 does not make a float16 message smaller; use none"),
+        ('[axis.dp]\nreduce = "zfp:rate=32"', r"makes no message smaller; use none"),
+        ('[axis.dp]\nfeedback = "yes"', r"axis\.dp\.feedback: 'yes' is not a value for it"),
+        ("[axis.dp]\nmin_nbytes = -1", r"axis\.dp\.min_nbytes: -1"),
+        ("[axis.dp]\nmin_nbytes = true", r"axis\.dp\.min_nbytes: True"),
+        ('[axis.dp]\nalgorithm = "tree"', r"axis\.dp\.algorithm: 'tree'"),
+        ('[axis.dp]\nreduce = "int8"\nfeedback = true\nalgorithm = "ring"', r"axis\.dp: .*two_shot"),
+        ('[axis.dp.role.gradeint]\nreduce = "bf16"', r"axis\.dp\.role: unknown key 'gradeint'.*'gradient'"),
+        ("[axis.dp.role.gradient]\nfeedback = true", r"axis\.dp\.role\.gradient: unknown key 'feedback'"),
+        ("axis = 3", r"axis: a table is needed, found 3"),
+        ("[axis.dp", r"policy file .*mine\.toml"),
+    ],
+)
+def test_a_wrong_file_is_told_where_and_what(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        from_toml(write(tmp_path, text))
+    assert "mine.toml" in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"absent\.toml does not exist"):
+        from_toml(tmp_path / "absent.toml")
+
+
+def test_every_axis_can_be_named() -> None:
+    for axis in AXES:
+        assert one(axis, all="bf16").compresses
