@@ -1,0 +1,91 @@
+"""``thinwire compare``: all schemes in one run, and the page that shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..cluster import cluster
+from ..compare import DEFAULT_POLICIES, Plan
+from ..compare import compare as run_comparison
+from ..report import write_report
+from ..train.layout import Layout
+from .options import compile_kernels, run_options, shown, train_config
+
+_QUICK = {
+    "policies": "none,bf16,naive-zfp:8,mzhybrid,zhybrid,balanced",
+    "steps": 20,
+    "block": 5,
+    "model": "tiny",
+}
+
+
+@click.command()
+@run_options
+@click.option("--policies", default=",".join(DEFAULT_POLICIES), metavar="A,B,...", show_default=True,
+              help="Presets, or TOML files.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(4), default=300, show_default=True, help="Steps of each run.")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True,
+              help="Runs of each policy; loss parity needs 5.")  # fmt: skip
+@click.option("--block", type=click.IntRange(2), default=10, show_default=True,
+              help="Steps of one policy before the next one's turn.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="A small model and few steps: under three minutes on two cores.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for results.")
+@click.pass_context
+def compare(
+    context: click.Context,
+    /,
+    policies: str,
+    steps: int,
+    seeds: int,
+    block: int,
+    quick: bool,
+    out: Path,
+    hosts: int,
+    link: str,
+    latency_ms: float,
+    paced: bool,
+    **settings: Any,
+) -> None:
+    """Train the same GPT under several policies, alternating, and write one page that compares them.
+
+    Writes result.json, report.html and PNG figures to --out. Interrupt it at any time: the same command goes
+    on where it stopped, and more policies or seeds can be added to the same folder.
+    """
+    if quick:
+        given = {n: context.params[n] for n in _QUICK if _is_given(context, n)}
+        quick_values: dict[str, Any] = {**_QUICK, **given}
+        policies, steps, block = quick_values["policies"], quick_values["steps"], quick_values["block"]
+        settings["model"] = quick_values["model"]
+    console = Console(stderr=True)
+    config = train_config(steps=steps, **settings)
+    names = tuple(p.strip() for p in policies.split(",") if p.strip())
+    plan = Plan(config, settings["model"], names, tuple(range(seeds)), block)
+    compile_kernels(console)
+    console.print(
+        f"[bold]{Layout.parse(settings['layout']).world} ranks on {hosts} hosts, link {link}[/bold]: {shown(config)}"
+    )
+    with cluster(config.layout.world, hosts, link, latency_s=latency_ms / 1e3, paced=paced) as places:
+        console.print(f"network: {places.emulation}. {places.note}")
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task("starting ranks", total=None)
+            path = run_comparison(
+                plan,
+                places,
+                out,
+                lambda done, total, text: progress.update(
+                    task, completed=done, total=total, description=text
+                ),
+            )
+    written = write_report(path, out)
+    console.print(f"wrote {path} and {len(written)} files beside it")
+    click.echo(f"Open {written[0]}")
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT

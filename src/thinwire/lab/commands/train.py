@@ -1,0 +1,77 @@
+"""``thinwire train``: one run under one policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ...presets import load
+from ..cluster import cluster
+from ..train.run import Job, train_rank
+from .options import compile_kernels, run_options, shown, train_config
+
+_LIMIT_S = 30 * 24 * 3600.0
+
+
+@click.command()
+@run_options
+@click.option("--policy", default="balanced", show_default=True, help="A preset, or a TOML file.")
+@click.option("--steps", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for log and checkpoints.")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR",
+              help="Go on, bit for bit, from the latest checkpoint of this folder.")  # fmt: skip
+def train(
+    policy: str,
+    steps: int,
+    seed: int,
+    out: Path,
+    resume: Path | None,
+    hosts: int,
+    link: str,
+    latency_ms: float,
+    paced: bool,
+    **settings: Any,
+) -> None:
+    """Train a GPT on several ranks under one policy; show loss, speed and bytes sent."""
+    console = Console(stderr=True)
+    load(policy)
+    config = train_config(steps=steps, seed=seed, **settings)
+    compile_kernels(console)
+    folder = (
+        None if resume is None else resume / "checkpoints" if (resume / "checkpoints").exists() else resume
+    )
+    with cluster(config.layout.world, hosts, link, latency_s=latency_ms / 1e3, paced=paced) as places:
+        out.mkdir(parents=True, exist_ok=True)
+        job = Job(config, policy, str(out), None if folder is None else str(folder))
+        console.print(f"[bold]{places.world} ranks on {hosts} hosts, link {link}[/bold]: {shown(config)}")
+        console.print(f"policy {policy}; network: {places.emulation}. {places.note}")
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task("starting ranks", total=steps)
+
+            def on_message(rank: int, message: tuple[str, dict[str, Any]]) -> None:
+                record = message[1]
+                text = f"loss {record['loss']:.4f}  {1e3 * record['seconds']:.0f} ms/step"
+                progress.update(task, completed=record["step"], description=text)
+
+            results = places.run(train_rank, job, places.wiring, timeout=_LIMIT_S, on_message=on_message)
+    _show(console, results[0])
+    click.echo(f"log and checkpoints in {out}")
+
+
+def _show(console: Console, summary: dict[str, Any]) -> None:
+    table = Table(title=f"Sent by rank 0 in {summary['steps']} steps, MB")
+    for name in ("axis", "raw", "wire", "ratio"):
+        table.add_column(name, justify="left" if name == "axis" else "right")
+    for axis, sums in summary["traffic"].items():
+        raw, wire = sums["raw_bytes"] / 1e6, sums["wire_bytes"] / 1e6
+        table.add_row(axis, f"{raw:.1f}", f"{wire:.1f}", f"{raw / wire:.2f}" if wire else "-")
+    console.print(table)
+    if summary["val_loss"] is not None:
+        console.print(f"validation loss {summary['val_loss']:.4f} nats per token")

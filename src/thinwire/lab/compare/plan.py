@@ -1,0 +1,79 @@
+"""What a comparison runs: the same training under several policies, in alternating blocks of steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import SpecError
+from ...presets import load
+from ..train.config import TrainConfig
+
+DEFAULT_POLICIES = (
+    "none",
+    "bf16",
+    "naive-mpc",
+    "naive-zfp:8",
+    "naive-zfp:16",
+    "mzhybrid",
+    "zhybrid",
+    "balanced",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One comparison.
+
+    config: of every run; its seed is replaced by each of ``seeds``. preset: the name of its model. policies:
+    names or TOML files. block: steps of one policy before the next one's turn; the first block of each is
+    warm-up and not timed. zero_steps: timed steps of the zero-communication run, spread over the blocks.
+    eval_every: steps between evaluations; one more follows the last step. save_every: blocks between
+    checkpoints.
+    """
+
+    config: TrainConfig
+    preset: str
+    policies: tuple[str, ...] = DEFAULT_POLICIES
+    seeds: tuple[int, ...] = (0,)
+    block: int = 5
+    zero_steps: int = 40
+    eval_every: int = 100
+    save_every: int = 10
+
+    def __post_init__(self) -> None:
+        if len(set(self.policies)) < len(self.policies) or not self.policies:
+            raise SpecError(f"policies {', '.join(self.policies)}: at least one, each once")
+        for name in self.policies:
+            load(name)
+        if self.block < 2 or self.config.steps < 2 * self.block:
+            raise SpecError(
+                f"{self.config.steps} steps in blocks of {self.block}: the first block is warm-up, so at least "
+                "two blocks of two steps are needed"
+            )
+
+    def blocks(self) -> Iterator[tuple[int, range]]:
+        """(index, steps) of each block."""
+        for index, start in enumerate(range(0, self.config.steps, self.block)):
+            yield index, range(start, min(start + self.block, self.config.steps))
+
+    def zero_block(self, index: int) -> bool:
+        """Whether the zero-communication run has a turn in block ``index``: the first, then evenly spread."""
+        count = -(-self.config.steps // self.block)
+        wanted = min(1 + -(-self.zero_steps // self.block), count)
+        return index == 0 or (index * (wanted - 1)) // (count - 1) > ((index - 1) * (wanted - 1)) // (
+            count - 1
+        )
+
+    def order(self, index: int, names: tuple[str, ...]) -> list[str]:
+        """The policies' turns in a block; each block starts with another one, so that none always follows the same."""
+        shift = index % len(names)
+        return [*names[shift:], *names[:shift]]
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for runs to be shown in one result."""
+        record = dataclasses.asdict(self.config)
+        del record["seed"]
+        return record
