@@ -47,10 +47,29 @@ def two_shot_totals(xs: Sequence[Tensor], codec: Codec, options: CallOptions, ch
 
 def two_shot(xs: Sequence[Tensor], codec: Codec, options: CallOptions) -> Tensor:
     """The result of all_reduce on every rank."""
+    if len(xs) == 2:  # each sends the other everything, encoded once
+        sent = gathered(xs, codec, options)
+        total = sent[0].float() + sent[1].float()
+        return (total / 2 if options.mean else total).to(xs[0].dtype)
     chunks = Chunks.of(xs[0].numel(), len(xs), codec.granule)
     totals = two_shot_totals(xs, codec, options, chunks)
-    seeds = [derive_seed(options.seed, rank, -1, 0) for rank in range(len(xs))]
-    return torch.cat([decoded(codec, t.to(xs[0].dtype), s) for t, s in zip(totals, seeds, strict=True)])
+    return torch.cat(gathered([t.to(xs[0].dtype) for t in totals], codec, options))
+
+
+def gathered(xs: Sequence[Tensor], codec: Codec, options: CallOptions) -> list[Tensor]:
+    """What all_gather gives on every rank: each rank's values after one encoding, segment by segment."""
+    step = max(options.segment_numel // len(xs) // codec.granule, 1) * codec.granule
+    return [
+        torch.cat(
+            [x[:0]]
+            + [
+                decoded(codec, piece, derive_seed(options.seed, rank, -1, index))
+                for index, piece in enumerate(x.split(step))
+                if piece.numel()
+            ]
+        )
+        for rank, x in enumerate(xs)
+    ]
 
 
 def totals_bound(xs: Sequence[Tensor], codec: Codec, mean: bool) -> Tensor:
@@ -69,6 +88,10 @@ def totals_bound(xs: Sequence[Tensor], codec: Codec, mean: bool) -> Tensor:
 def two_shot_bound(xs: Sequence[Tensor], codec: Codec, options: CallOptions) -> Tensor:
     """Bound of |result - exact| of all_reduce: that of the totals, the cast to the dtype, the second encoding."""
     first = totals_bound(xs, codec, options.mean)
+    if len(xs) == 2:
+        total = torch.stack(gathered(xs, codec, options)).float().sum(0)
+        total = total / 2 if options.mean else total
+        return first + (total.to(xs[0].dtype).double() - total.double()).abs()
     chunks = Chunks.of(xs[0].numel(), len(xs), codec.granule)
     totals = two_shot_totals(xs, codec, options, chunks)
     cast = torch.cat([t.to(xs[0].dtype) for t in totals])

@@ -5,6 +5,7 @@ The sender decodes its own bytes too, so all ranks end with the same bits.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from .. import wire
 from ..codecs.base import Codec
 from . import frames
+from .frames import Incoming
 from .options import CallOptions, derive_seed
 from .transport import Metered
 
@@ -30,23 +32,36 @@ def all_gather(
     x and outs: flat, one dtype. residual: as in :func:`~thinwire.collectives.reduce_scatter.reduce_scatter`;
     the frames are then fp32, and so must outs be.
     """
-    # compensate
+    # compensate: from here on the residual holds x + residual, and encoding leaves in it what was lost.
     values = x if residual is None else residual.add_(x)
-    # encode
-    seed = derive_seed(options.seed, transport.rank, -1, 0)
-    outgoing = frames.encode_each(
-        codec,
-        [values],
-        transport,
-        seeds=[seed],
-        residuals=[None if residual is None else values],
-        device=x.device,
-        padded=options.padded,
-    )
-    # send
-    bounds = [wire.max_frame_nbytes(codec, out.numel(), values.dtype) for out in outs]
-    received = frames.gather(codec, outgoing.buffer, bounds, transport, padded=options.padded).wait()
-    # decode
+    in_flight: deque[tuple[list[Tensor], Incoming]] = deque()
+    step = frames.segment_step(options.segment_numel, transport.size, codec.granule)
+    longest = max(out.numel() for out in outs)
+    for index, start in enumerate(range(0, max(longest, 1), step)):
+        # encode
+        part = values[start : start + step]
+        outgoing = frames.encode_each(
+            codec,
+            [part],
+            transport,
+            device=values.device,
+            seeds=[derive_seed(options.seed, transport.rank, -1, index)],
+            residuals=[None if residual is None else part],
+            padded=options.padded,
+        )
+        # send
+        targets = [out[start : start + step] for out in outs]
+        bounds = [wire.max_frame_nbytes(codec, target.numel(), values.dtype) for target in targets]
+        incoming = frames.gather(codec, outgoing.buffer, bounds, transport, padded=options.padded)
+        in_flight.append((targets, incoming))
+        if len(in_flight) > options.depth:
+            _decode(codec, *in_flight.popleft(), transport)
+    while in_flight:
+        _decode(codec, *in_flight.popleft(), transport)
+
+
+def _decode(codec: Codec, targets: list[Tensor], incoming: Incoming, transport: Metered) -> None:
+    received = incoming.wait()
     with transport.tally.decoding():
-        for frame, out in zip(received, outs, strict=True):
-            wire.unpack(codec, frame, out)
+        for frame, target in zip(received, targets, strict=True):
+            wire.unpack(codec, frame, target)

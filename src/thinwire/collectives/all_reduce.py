@@ -1,4 +1,7 @@
-"""All-reduce: reduce-scatter, then one more encoding by the owner of each chunk, then all-gather."""
+"""All-reduce: reduce-scatter, then one more encoding by the owner of each chunk, then all-gather.
+
+Between two ranks, each sends the other all of its values instead: as many bytes, one round, one encoding.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class Residuals:
     """Error feedback of one all-reduced tensor. Both fp32 and flat.
 
     sender: what this rank's first encoding lost (numel of the tensor); owner: what the second encoding lost
-    of this rank's chunk.
+    of this rank's chunk (nothing between two ranks, who encode once).
     """
 
     sender: Tensor
@@ -39,6 +42,9 @@ def all_reduce(
     """Replace x (flat, contiguous) by its sum over all ranks, or the mean. Every rank ends with the same bits."""
     if x.numel() == 0:
         return
+    if transport.size == 2 and options.algorithm == "two_shot":
+        _swap(x, codec, transport, options, None if residuals is None else residuals.sender)
+        return
     chunks = Chunks.of(x.numel(), transport.size, codec.granule)
     if options.algorithm == "ring":
         total = ring_reduce_scatter(x, codec, transport, chunks, options)
@@ -53,3 +59,12 @@ def all_reduce(
     all_gather(total.to(dtype), outs, codec, transport, options, residual=owner)
     if target is not x:
         x.copy_(target)
+
+
+def _swap(x: Tensor, codec: Codec, transport: Metered, options: CallOptions, residual: Tensor | None) -> None:
+    """The all-reduce of two ranks: both decode both, and add in fp32 in rank order."""
+    dtype = x.dtype if residual is None else torch.float32
+    outs = [torch.empty_like(x, dtype=dtype) for _ in range(2)]
+    all_gather(x, outs, codec, transport, options, residual=residual)
+    total = outs[0].float().add_(outs[1])
+    x.copy_(total.div_(2) if options.mean else total)

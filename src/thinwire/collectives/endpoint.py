@@ -18,10 +18,10 @@ import torch
 from ..errors import MismatchError
 from .traffic import PASS_THROUGH, Message, Tally, Traffic, raw_nbytes
 from .transport import Metered, Transport
-from .work import Work, Worker
+from .work import Work, Worker, done, failed
 
 Call = Callable[[Metered], None]
-_COLLECTIVES = "collectives"
+COLLECTIVES = "collectives"
 _CPU = torch.device("cpu")
 _TEXT_NBYTES = 160
 
@@ -43,6 +43,7 @@ class Endpoint:
         self._device = device
         self._agreed: set[str] = set()  # used by the collectives' worker only
         self._workers: dict[str, Worker] = {}
+        self._failed: Exception | None = None  # of an inline call: later ones are refused, as a worker does
         self._lock = threading.Lock()  # hooks submit from autograd's threads
 
     @property
@@ -59,8 +60,24 @@ class Endpoint:
         call(Metered(self.transport, tally))
         self.traffic.add(message, raw_bytes, tally)
 
+    def submit_inline(self, message: Message, raw_bytes: float, call: Call, result: Any) -> Work:
+        """Run a collective now, in this thread, for callers that wait at once: no hand-over to a worker and back.
+
+        An endpoint's collectives run all inline or all on the worker: their order must be that of the calls.
+        """
+        if self._failed is not None:
+            return failed(result, self._failed)
+        try:
+            with torch.no_grad():
+                self._compare(message)
+                self.run(message, raw_bytes, call)
+        except Exception as e:
+            self._failed = e
+            return failed(result, e)
+        return done(result)
+
     def submit(
-        self, message: Message, raw_bytes: float, call: Call, result: Any, queue: str = _COLLECTIVES
+        self, message: Message, raw_bytes: float, call: Call, result: Any, queue: str = COLLECTIVES
     ) -> Work:
         """Run a call on the worker of ``queue``; the Work completes with ``result``."""
         with self._lock:
@@ -69,7 +86,7 @@ class Endpoint:
                 worker = self._workers[queue] = Worker(f"{self._name}/{queue}")
 
             def run() -> None:
-                if queue == _COLLECTIVES:
+                if queue == COLLECTIVES:
                     self._compare(message)
                 self.run(message, raw_bytes, call)
 

@@ -39,6 +39,11 @@ class Chunks:
         return min(owner * self.length, self.numel), min((owner + 1) * self.length, self.numel)
 
 
+def segment_step(segment_numel: int, size: int, granule: int) -> int:
+    """Values of each rank that travel at once, a multiple of the granule: ``segment_numel`` over all ranks."""
+    return max(segment_numel // size // granule, 1) * granule
+
+
 @dataclass
 class Outgoing:
     """Encoded frames, one after the other. ``sizes[p]`` is that of the frame for peer p, 0 for none."""

@@ -87,7 +87,7 @@ def _decode_add(
 
 def _segments(chunks: Chunks, granule: int, segment_numel: int) -> list[slice]:
     """Cuts of a chunk that travel one after the other, so that encoding, transfer and decoding overlap."""
-    step = max(segment_numel // chunks.size // granule, 1) * granule
+    step = frames.segment_step(segment_numel, chunks.size, granule)
     return [slice(start, min(start + step, chunks.length)) for start in range(0, chunks.length, step)]
 
 

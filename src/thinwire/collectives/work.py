@@ -90,6 +90,13 @@ def done(result: Any) -> Work:
     return work
 
 
+def failed(result: Any, error: Exception) -> Work:
+    """A Work that has failed: waiting for it raises ``error``."""
+    work = Work(result)
+    work._finish(error)
+    return work
+
+
 class Worker:
     """A thread that runs calls one after the other, in the order in which they were submitted.
 

@@ -32,8 +32,8 @@ def init_mesh(
     sizes: axis (``dp``, ``tp``, ``pp``, ...) -> number of ranks. feedback: whether the caller reduces gradients
     through :class:`~thinwire.integrate.gradients.GradientSync`, which runs error feedback; if not, a policy
     that asks for it is refused. options: inner backend, time-out and what else the groups share; policy,
-    axes, roles and seed are set here. backend: a name given to :func:`thinwire.group.register`. Needs an
-    initialised default process group, of any backend.
+    axes, roles, seed and inline (for tp, whose callers wait at once) are set here. backend: a name given to
+    :func:`thinwire.group.register`. Needs an initialised default process group, of any backend.
     """
     loaded = load(policy)
     for axis in sizes:
@@ -51,6 +51,7 @@ def init_mesh(
                 op_axes=_DP_AXES if dp else {},
                 op_roles=_DP_ROLES if dp else {},
                 feedback_by_caller=feedback and dp,
+                inline=axis == "tp",
                 seed=seed,
             ),
         )
