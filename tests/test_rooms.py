@@ -21,7 +21,7 @@ FILES = {
     "cli": "lab",
     "testing": "lab",
 }
-LEAVES = ("errors", "launch")
+LEAVES = ("errors", "launch", "torch_names")
 """They import only other leaves; any room may import them."""
 
 

@@ -31,10 +31,7 @@ from ..errors import CheckpointError, UnsupportedError
 from ..feedback import Feedback, Span
 from ..group import ThinwireGroup
 from ..policy import NONE
-
-# 2.13's names; 2.11 has the older ones, which 2.13 warns of.
-_all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from ..torch_names import all_gather_single, reduce_scatter_single
 
 
 @dataclass
@@ -218,7 +215,7 @@ class GradientSync:
 
                 return group.submit(message, call, values), values, policy.difference
         values = torch.empty_like(bucket.flat, dtype=bucket.dtype)
-        work = _all_gather_single(values, bucket.master.to(bucket.dtype), group=group, async_op=True)
+        work = all_gather_single(values, bucket.master.to(bucket.dtype), group=group, async_op=True)
         return work, values, False
 
     def _flat_parameters(self, bucket: Bucket) -> Tensor:
@@ -326,7 +323,7 @@ class GradientSync:
                 bucket.work = self.group.submit(message, call, bucket.grad)
                 return
         if self.sharded:
-            bucket.work = _reduce_scatter_single(bucket.grad, bucket.flat, group=self.group, async_op=True)
+            bucket.work = reduce_scatter_single(bucket.grad, bucket.flat, group=self.group, async_op=True)
         else:
             bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
 

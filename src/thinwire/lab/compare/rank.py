@@ -167,7 +167,7 @@ def _report_run(
     dist.all_gather_object(tracks, contestant.track)
     if rank == 0:
         body = {
-            "policy": contestant.name,
+            "policy": contestant.policy.name,
             "description": contestant.policy.description,
             "seed": config.seed,
             "zero_seconds": zero.track.seconds,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SpecError
+from ...presets import load
 from ..bench.record import command_line, environment, write_json
 from ..cluster import Cluster, calibration_rows
 from ..report import from_dict, parity_of
@@ -141,7 +142,9 @@ class ResultFile:
     def todo(self, plan: Plan) -> dict[int, tuple[str, ...]]:
         """Seed -> policies that have no run yet."""
         done = {(run["policy"], run["seed"]) for run in self.record["runs"]}
-        todo = {seed: tuple(p for p in plan.policies if (p, seed) not in done) for seed in plan.seeds}
+        todo = {
+            seed: tuple(p for p in plan.policies if (load(p).name, seed) not in done) for seed in plan.seeds
+        }
         return {seed: names for seed, names in todo.items() if names}
 
     def add(self, run: dict[str, Any]) -> None:

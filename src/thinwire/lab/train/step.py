@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 
+from thinwire.torch_names import all_gather_single
+
 from .zero import Gradient
 
 
@@ -15,7 +17,7 @@ def sum_over_ranks(values: Sequence[float]) -> list[float]:
     """Each value summed over all ranks in fp64, in rank order: the same bits on every rank."""
     own = torch.tensor(values, dtype=torch.float64).view(torch.int64)  # as integers: no codec may touch them
     everyone = own.new_empty(dist.get_world_size() * len(own))
-    dist.all_gather_into_tensor(everyone, own)
+    all_gather_single(everyone, own)
     ranks = everyone.view(torch.float64).view(-1, len(own)).tolist()
     return [sum(column) for column in zip(*ranks, strict=True)]
 

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from thinwire.torch_names import all_gather_single
+
 
 @dataclass(frozen=True)
 class TensorAxis:
@@ -92,7 +94,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
             # As integers: a codec for activations must not touch them.
             part = torch.stack([total, target]).view(torch.int32)
             parts = part.new_empty(axis.size, *part.shape)
-            dist.all_gather_into_tensor(parts.view(-1), part.view(-1), group=axis.group)
+            all_gather_single(parts.view(-1), part.view(-1), group=axis.group)
             totals, targets_ = parts.view(torch.float32).unbind(1)
             total, target = totals.logsumexp(0), targets_.sum(0)
         ctx.save_for_backward((values - total.unsqueeze(1)).exp_(), column, mine)

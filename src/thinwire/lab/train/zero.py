@@ -93,7 +93,7 @@ class BucketUpdate:
             labels=label,
             sharded=config.zero == 1,
             bucket_bytes=config.bucket_bytes,
-            rollback=config.precision == "fp16",
+            rollback=True,  # any precision can overflow, and a residual must not keep what was skipped
         )
         buckets = self._sync.buckets
         self._optimizer = make_adamw(
