@@ -18,7 +18,7 @@ import torch.distributed._functional_collectives as funcol
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from support import TIMEOUT_S, gaussian, same
-from thinwire import GroupOptions, Policy, ThinwireGroup
+from thinwire import GroupOptions, Policy, ThinwireGroup, init_mesh
 from thinwire.collectives.traffic import PASS_THROUGH, Message
 from thinwire.errors import MismatchError, PeerError, PolicyError, RankError, UnsupportedError
 from thinwire.launch import run_ranks
@@ -563,3 +563,24 @@ def _many(rank: int, world: int, report: Any) -> None:
     for i, x in enumerate(xs):
         parts = [gaussian(r + 10 * i, 50 + i) for r in range(world)]
         assert same(x, (torch.zeros(50 + i) + parts[0] + parts[1]) + parts[2])
+
+
+def _without_options(rank: int, world: int, report: Any) -> None:
+    """The group's own methods, called as a user may: without options."""
+    group = init_mesh({"dp": world}, "none").get_group("dp")
+    x, full = torch.full((8,), float(rank)), torch.empty(8 * world)
+    group.all_gather_single(full, x).wait()
+    assert full.view(world, 8)[:, 0].tolist() == list(range(world))
+    outs = [torch.empty(8) for _ in range(world)]
+    group.allgather([outs], [x]).wait()
+    assert torch.equal(torch.cat(outs), full)
+    group.all_gather_single_coalesced([full], [x]).wait()
+    shard = torch.empty(8)
+    group.reduce_scatter_single(shard, full).wait()
+    assert torch.equal(shard, x * world)
+    group.allreduce([x]).wait()
+    group.broadcast([x]).wait()
+
+
+def test_ops_have_default_options() -> None:
+    run_ranks(_without_options, 2, timeout=60)

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 from . import collectives as c
 from .codecs import Codec
@@ -270,7 +271,7 @@ class ThinwireGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        opts = opts if opts is not None else dist.AllgatherOptions()  # type: ignore[attr-defined]
+        opts = opts if opts is not None else AllgatherOptions()
         codec, policy, message = self.look_up("all_gather", input.dtype, _nbytes(output))
         _check_share("all_gather", input, output, self._size)
         if codec == NONE:
@@ -290,7 +291,7 @@ class ThinwireGroup(dist.ProcessGroup):
     def allgather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
-        opts = opts if opts is not None else dist.AllgatherOptions()  # type: ignore[attr-defined]
+        opts = opts if opts is not None else AllgatherOptions()
         x, outs = inputs[0], outputs[0]
         codec, policy, message = self.look_up("all_gather", x.dtype, sum(_nbytes(o) for o in outs))
         if codec == NONE:
@@ -308,7 +309,7 @@ class ThinwireGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
-        opts = opts if opts is not None else dist.AllgatherOptions()  # type: ignore[attr-defined]
+        opts = opts if opts is not None else AllgatherOptions()
         if self._all_pass("all_gather", outputs):
             message = self.look_up("all_gather", outputs[0].dtype, sum(map(_nbytes, outputs)))[2]
             return self._pass(
