@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 PASS_THROUGH = "pass-through"
 """What stands for the codec of a message that is sent as it is because no codec applies to it."""
@@ -117,10 +116,6 @@ class Traffic:
             for f in fields(entry.tally):
                 into[f.name] += getattr(entry.tally, f.name)
         return {axis: dict(values) for axis, values in sums.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Counters as plain data, for a checkpoint."""
-        return {"entries": [(m, e) for m, e in self.entries().items()]}
 
 
 def raw_nbytes(op: str, nbytes: int, world: int) -> float:

@@ -13,7 +13,6 @@ from ..cluster import cluster
 from ..compare import DEFAULT_POLICIES, Plan
 from ..compare import compare as run_comparison
 from ..report import write_report
-from ..train.layout import Layout
 from .options import compile_kernels, run_options, shown, train_config
 
 # Enough for speeds and bytes that mean something on two cores, not for a verdict on the loss.
@@ -68,9 +67,7 @@ def compare(
     names = tuple(p.strip() for p in policies.split(",") if p.strip())
     plan = Plan(config, settings["model"], names, tuple(range(seeds)), block)
     compile_kernels(console)
-    console.print(
-        f"[bold]{Layout.parse(settings['layout']).world} ranks on {hosts} hosts, link {link}[/bold]: {shown(config)}"
-    )
+    console.print(f"[bold]{config.layout.world} ranks on {hosts} hosts, link {link}[/bold]: {shown(config)}")
     with cluster(config.layout.world, hosts, link, latency_s=latency_ms / 1e3, paced=paced) as places:
         console.print(f"network: {places.emulation}. {places.note}")
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
