@@ -110,7 +110,8 @@ def unpack_add(codec: Codec, frame: Tensor, out: Tensor, dtype: torch.dtype) -> 
 def payload(codec: Codec, frame: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
     """The payload of a frame, after every check that the header allows."""
     header = read_header(frame)
-    _expect("codec digest", header.digest, digest(codec), f" of {codec}")
+    if header.digest != digest(codec):
+        raise WireError(f"frame has codec digest {header.digest}, expected {digest(codec)} of {codec}")
     _expect("dtype", header.dtype, dtype)
     _expect("numel", header.numel, numel)
     tail = CHECKSUM_NBYTES if header.checksum else 0
@@ -149,9 +150,9 @@ def read_header(frame: Tensor) -> Header:
     return Header(_DTYPE_OF[dtype], codec, numel, nbytes, bool(flags & _FLAG_CHECKSUM))
 
 
-def _expect(what: str, found: object, expected: object, note: str = "") -> None:
+def _expect(what: str, found: object, expected: object) -> None:
     if found != expected:
-        raise WireError(f"frame has {what} {found}, expected {expected}{note}")
+        raise WireError(f"frame has {what} {found}, expected {expected}")
 
 
 def _write(target: Tensor, raw: bytes) -> None:

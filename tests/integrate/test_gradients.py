@@ -210,6 +210,25 @@ def test_all_ranks_hold_the_same_parameters() -> None:
         assert all(map(same, results[0], other))
 
 
+def _padding(rank: int, world: int, report: Any) -> int:
+    """ZFP decodes the zeros beside other values to something else."""
+    chosen = policy("zfp:rate=8", "zfp:rate=8", feedback=False)
+    model = Toy()
+    sync = make(model, groups(init_mesh({"dp": world}, chosen))["dp"], sharded=True)
+    padded = 0
+    for i in range(3):
+        step(model, sync, rank, i)
+        for bucket in sync.buckets:
+            end = max(bucket.members[-1].end - rank * bucket.master.numel(), 0)
+            assert not bucket.grad[end:].any() and not bucket.master[end:].any()
+            padded += bucket.master[end:].numel()
+    return padded
+
+
+def test_padding_stays_zero_through_a_codec_that_does_not_keep_zeros() -> None:
+    assert sum(run_ranks(_padding, 3, timeout=TIMEOUT_S)) > 0
+
+
 def _skip(rank: int, world: int, report: Any) -> None:
     for sharded in (False, True):
         model = Toy()

@@ -136,6 +136,7 @@ class GradientSync:
         for bucket in self.buckets:
             bucket.missing = backwards * len(bucket.members)
             bucket.unscaled = False
+            bucket.flat[bucket.members[-1].end :].zero_()  # the last gather's values are still there
             if bucket.feedback is not None:
                 bucket.feedback.begin()
             for member in bucket.members:
@@ -160,6 +161,8 @@ class GradientSync:
             scale = 1.0 if bucket.unscaled else self._scale
             if scale * self._size != 1.0:
                 bucket.grad.div_(scale * self._size)
+            # A lossy codec may decode the zeros of the padding to something else, which the norm would count.
+            bucket.grad[self._numel(bucket) :].zero_()
             bucket.master.grad = bucket.grad
 
     def close(self) -> None:
@@ -191,7 +194,10 @@ class GradientSync:
             for member in bucket.members:
                 target = local_tensor(member.parameter)
                 new = values[member.begin : member.end].view(target.shape)
-                target.copy_(target + new if difference else new)
+                if difference:
+                    target.add_(new)
+                else:
+                    target.copy_(new)
 
     def _start_gather(self, bucket: Bucket) -> tuple[dist.Work | None, Tensor, bool]:
         """The Work, the flat buffer that it fills, and whether those are differences."""
@@ -206,24 +212,39 @@ class GradientSync:
                 dtype = torch.float32 if policy.difference else bucket.dtype
                 shard = bucket.master.to(dtype)
                 if policy.difference:
-                    shard = shard - self._shard(self._flat_parameters(bucket))
-                values = torch.empty_like(bucket.flat, dtype=dtype)
+                    shard = shard - self._parameter_shard(bucket)
+                values = self._gather_buffer(bucket, dtype)
                 outs, options = equal_parts(values, self._size), group.call_options(policy)
 
                 def call(transport: Metered) -> None:
                     c.all_gather(shard, outs, codec, transport, options)
 
                 return group.submit(message, call, values), values, policy.difference
-        values = torch.empty_like(bucket.flat, dtype=bucket.dtype)
+        values = self._gather_buffer(bucket, bucket.dtype)
         work = all_gather_single(values, bucket.master.to(bucket.dtype), group=group, async_op=True)
         return work, values, False
 
-    def _flat_parameters(self, bucket: Bucket) -> Tensor:
-        """The parameters of a bucket as they are now, fp32, flat, zeros as padding."""
-        flat = torch.zeros_like(bucket.flat)
+    def _numel(self, bucket: Bucket) -> int:
+        """Values of this rank's shard of a bucket, without the padding behind them."""
+        start = self._rank * bucket.grad.numel() if self.sharded else 0
+        return max(bucket.members[-1].end - start, 0)
+
+    @staticmethod
+    def _gather_buffer(bucket: Bucket, dtype: torch.dtype) -> Tensor:
+        """Where gathered values arrive. The gradients in ``flat`` have been used by then."""
+        return bucket.flat if dtype == bucket.flat.dtype else torch.empty_like(bucket.flat, dtype=dtype)
+
+    def _parameter_shard(self, bucket: Bucket) -> Tensor:
+        """This rank's shard of a bucket's parameters as they are now, fp32, flat, zeros as padding."""
+        numel = bucket.master.numel()
+        start = self._rank * numel if self.sharded else 0
+        shard = torch.zeros_like(bucket.master)
         for member in bucket.members:
-            flat[member.begin : member.end].copy_(local_tensor(member.parameter).reshape(-1))
-        return flat
+            begin, end = max(member.begin, start), min(member.end, start + numel)
+            if begin < end:
+                values = local_tensor(member.parameter).reshape(-1)
+                shard[begin - start : end - start] = values[begin - member.begin : end - member.begin]
+        return shard
 
     def state_dict(self) -> dict[str, Tensor]:
         """Masters by bucket, residuals by parameter, the group's count of calls; this rank's.
@@ -261,7 +282,7 @@ class GradientSync:
     def reset_masters(self) -> None:
         """Take the masters from the parameters again, after those were set from outside."""
         for bucket in self.buckets:
-            bucket.master.copy_(self._shard(self._flat_parameters(bucket)))
+            bucket.master.copy_(self._parameter_shard(bucket))
 
     def _allocate(self, bucket: Bucket) -> None:
         numel = bucket.members[-1].end
@@ -272,14 +293,8 @@ class GradientSync:
         if self.sharded and self._size > 1:
             bucket.grad = torch.zeros(numel // self._size, device=bucket.flat.device)
         bucket.master = torch.zeros_like(bucket.grad)
-        bucket.master.copy_(self._shard(self._flat_parameters(bucket)))
+        bucket.master.copy_(self._parameter_shard(bucket))
         bucket.feedback = self._make_feedback(bucket)
-
-    def _shard(self, flat: Tensor) -> Tensor:
-        if not self.sharded:
-            return flat
-        numel = len(flat) // self._size
-        return flat[self._rank * numel : (self._rank + 1) * numel]
 
     def _hook(self, bucket: Bucket, member: _Member) -> Callable[[Tensor], None]:
         def hook(_: Tensor) -> None:
