@@ -220,7 +220,8 @@ def _padding(rank: int, world: int, report: Any) -> int:
         step(model, sync, rank, i)
         for bucket in sync.buckets:
             end = max(bucket.members[-1].end - rank * bucket.master.numel(), 0)
-            assert not bucket.grad[end:].any() and not bucket.master[end:].any()
+            assert not bucket.grad[end:].any()
+            assert not bucket.master[end:].any()
             padded += bucket.master[end:].numel()
     return padded
 
