@@ -119,6 +119,12 @@ class AxisPolicy:
         by_dtype = self.roles.get(role, {}).get(op) or self.codecs.get(op)
         return by_dtype.get(dtype) if by_dtype is not None else NONE
 
+    def needs_role(self, op: str, dtype: torch.dtype, nbytes: int) -> bool:
+        """Whether the codec of such a message depends on its role."""
+        if nbytes < self.min_nbytes or not dtype.is_floating_point:
+            return False
+        return any(op in table for table in self.roles.values())
+
     @property
     def compresses(self) -> bool:
         """Whether any message of this axis is compressed."""

@@ -51,6 +51,7 @@ def init_mesh(
                 op_axes=_DP_AXES if dp else {},
                 op_roles=_DP_ROLES if dp else {},
                 feedback_by_caller=feedback and dp,
+                roles_by_caller=not dp,
                 inline=axis == "tp",
                 seed=seed,
             ),

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from train_runs import PRELOAD
 
 from thinwire.lab.train.flops import parameter_count
@@ -110,7 +110,7 @@ def test_cross_entropy_of_one_rank_is_torchs() -> None:
 
 def _split_loss(rank: int, world: int, report: Any) -> tuple[float, list[Any]]:
     logits, targets = _problem()
-    axis = TensorAxis.of(dist.group.WORLD)
+    axis = TensorAxis.of(init_device_mesh("cpu", (world,), mesh_dim_names=("tp",)))
     part = axis.slice(logits, 2).requires_grad_()
     loss = cross_entropy(part, targets, axis)
     loss.backward()

@@ -31,6 +31,11 @@ def axis_group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
     return mesh.get_group(axis)
 
 
+def axis_mesh(mesh: DeviceMesh, axis: str) -> DeviceMesh | None:
+    """The 1-D mesh of this rank along ``axis``; None if the axis is absent or has one rank."""
+    return None if axis_group(mesh, axis) is None else mesh[axis]
+
+
 def axis_rank(mesh: DeviceMesh, axis: str) -> int:
     """This rank's position along ``axis``; 0 if the axis is absent."""
     return mesh.get_local_rank(axis) if axis in (mesh.mesh_dim_names or ()) else 0

@@ -63,7 +63,9 @@ class ModelConfig:
 
 PRESETS = {
     "tiny": ModelConfig(layers=4, hidden=32, heads=4, sequence=16, vocab=256, rotary_pct=0.5),
+    "lab-small": ModelConfig(layers=4, hidden=128, heads=4, sequence=64, vocab=256),
     "lab": ModelConfig(layers=4, hidden=256, heads=4, sequence=64, vocab=256),
+    "lab-large": ModelConfig(layers=4, hidden=512, heads=8, sequence=64, vocab=256),
     "small": ModelConfig(layers=12, hidden=768, heads=12, sequence=2048, vocab=50432),
     "medium": ModelConfig(layers=24, hidden=1024, heads=16, sequence=2048, vocab=50432),
     "large": ModelConfig(layers=24, hidden=1536, heads=16, sequence=2048, vocab=50432),

@@ -11,13 +11,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
-    PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+
+from thinwire.integrate.pipeline import PipelineStage
+from thinwire.integrate.roles import role_tag
 
 from .model import ModelConfig
 
@@ -168,6 +170,7 @@ class PipelineRunner(Runner):
         # Stage by stage; the schedules' own forward-only mode fails where a rank holds neighbouring stages.
         losses: list[float] = []
         sends: list[Any] = []
+        tag = role_tag("activation")
         outputs: list[Tensor] = []
         for index, module in self._stages.items():
             if index == 0:
@@ -177,12 +180,13 @@ class PipelineRunner(Runner):
             following = targets.chunk(self._count)
             for i, x in enumerate(outputs):
                 if index > 0 and index - 1 not in self._stages:
-                    dist.recv(x, group=self._group, group_src=self._owner[index - 1])
+                    dist.recv(x, group=self._group, group_src=self._owner[index - 1], tag=tag)
                 outputs[i] = module(x)
                 if index == self._total - 1:
                     losses.append(self._scaled_loss(outputs[i], following[i]).item())
                 elif index + 1 not in self._stages:
-                    sends.append(dist.isend(outputs[i], group=self._group, group_dst=self._owner[index + 1]))
+                    dst = self._owner[index + 1]
+                    sends.append(dist.isend(outputs[i], group=self._group, group_dst=dst, tag=tag))
         for work in sends:
             work.wait()
         return losses

@@ -1,8 +1,4 @@
-"""The tp axis inside a model: how activations enter and leave a split computation, and the split loss.
-
-(Shoeybi et al., "Megatron-LM", 2019, section 3.) The reductions are plain collectives of the tp group and not
-DTensor operations: DTensor adds about 0.3 ms of Python per call, as much as a small block computes.
-"""
+"""The tp axis inside a model: this rank's place on it, and the loss over a split vocabulary."""
 
 from __future__ import annotations
 
@@ -10,24 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
+from torch.distributed.device_mesh import DeviceMesh
 
+from thinwire.integrate import tensor
+from thinwire.integrate.roles import as_role
 from thinwire.torch_names import all_gather_single
 
 
 @dataclass(frozen=True)
 class TensorAxis:
-    """This rank's place on the tp axis; group None: tp=1."""
+    """This rank's place on the tp axis; mesh: the axis alone, None: tp=1."""
 
-    group: dist.ProcessGroup | None = None
+    mesh: DeviceMesh | None = None
     rank: int = 0
     size: int = 1
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None) -> TensorAxis:
-        return cls() if group is None else cls(group, group.rank(), group.size())
+    def of(cls, mesh: DeviceMesh | None) -> TensorAxis:
+        return cls() if mesh is None else cls(mesh, mesh.get_local_rank(), mesh.size())
 
     def slice(self, full: Tensor, split: int | None) -> Tensor:
         """This rank's part of a full tensor along dimension ``split``, in memory of its own."""
@@ -37,38 +34,11 @@ class TensorAxis:
 
     def enter(self, x: Tensor) -> Tensor:
         """Hand the same activation to every rank's part: nothing forward, gradients are summed backward."""
-        return x if self.group is None else _Enter.apply(x, self.group)  # type: ignore[no-untyped-call]
+        return x if self.mesh is None else tensor.enter(x, self.mesh)
 
     def leave(self, partial: Tensor) -> Tensor:
         """Sum the parts' outputs forward; backward every part gets the gradient as it is."""
-        if self.group is None:
-            return partial
-        return _Leave.apply(partial, self.group)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        grad = grads[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(grad, group=ctx.group)
-        return grad, None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, partial: Tensor, group: dist.ProcessGroup) -> Tensor:
-        total = partial.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
+        return partial if self.mesh is None else tensor.leave(partial, self.mesh)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, axis: TensorAxis) -> Tensor:
@@ -90,11 +60,13 @@ class _SplitCrossEntropy(torch.autograd.Function):
         column = (column * mine).unsqueeze(1)
         total = values.logsumexp(1)
         target = values.gather(1, column).squeeze(1).where(mine, 0.0)
-        if axis.group is not None:
+        if axis.mesh is not None:
             # As integers: a codec for activations must not touch them.
             part = torch.stack([total, target]).view(torch.int32)
             parts = part.new_empty(axis.size, *part.shape)
-            all_gather_single(parts.view(-1), part.view(-1), group=axis.group)
+            group = axis.mesh.get_group()
+            with as_role(group, "control"):
+                all_gather_single(parts.view(-1), part.view(-1), group=group)
             totals, targets_ = parts.view(torch.float32).unbind(1)
             total, target = totals.logsumexp(0), targets_.sum(0)
         ctx.save_for_backward((values - total.unsqueeze(1)).exp_(), column, mine)

@@ -17,7 +17,7 @@ from thinwire.integrate.mesh import groups
 from . import checkpoint
 from .config import TrainConfig
 from .data import Batches, load_text
-from .mesh import axis_group, axis_rank
+from .mesh import axis_group, axis_mesh, axis_rank
 from .model import Stage
 from .optim import LossScaler, learning_rate
 from .pipeline import LoopRunner, PipelineRunner, Runner, example_tensors, layers_of, stages_of
@@ -61,7 +61,7 @@ class Trainer:
         self._batches = Batches(self._text.train, model.sequence, config.global_batch, config.seed)
         self._held_out = Batches(self._text.validation, model.sequence, config.global_batch, config.seed)
         self._mesh = mesh
-        self._tp = TensorAxis.of(axis_group(mesh, "tp"))
+        self._tp = TensorAxis.of(axis_mesh(mesh, "tp"))
         self._dp_rank = axis_rank(mesh, "dp")
         stages = self._make_stages(axis_rank(mesh, "pp"))
         self._update = make_update(stages.values(), mesh, config)

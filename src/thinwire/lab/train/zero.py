@@ -17,6 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from thinwire.integrate.gradients import GradientSync
+from thinwire.integrate.roles import as_role
 
 from .config import TrainConfig
 from .mesh import axis_group, axis_rank
@@ -114,7 +115,8 @@ class BucketUpdate:
         for bucket in self._sync.buckets:
             partial = bucket.label == "tp_partial"
             if partial:
-                dist.all_reduce(bucket.grad, group=self._tp)
+                with as_role(self._tp, "gradient"):
+                    dist.all_reduce(bucket.grad, group=self._tp)
             gradients.append(Gradient(bucket.grad, self._owns_shard and (self._owns_copy or not partial)))
         return gradients
 
@@ -184,7 +186,8 @@ class FsdpUpdate:
             gradients.append(Gradient(local, self._owns_copy or not copied))
         if partial:
             flat = torch.cat([p.reshape(-1) for p in partial])
-            dist.all_reduce(flat, group=self._tp)
+            with as_role(self._tp, "gradient"):
+                dist.all_reduce(flat, group=self._tp)
             for part, total in zip(partial, torch.split(flat, [p.numel() for p in partial]), strict=True):
                 part.copy_(total.view(part.shape))
         return gradients

@@ -1,0 +1,234 @@
+"""What every message of a thinwire group passes: identity, policy, roles, workers, counters.
+
+Two inner groups, because gloo and NCCL match collectives by the order of the calls: one for what passes
+through in the caller's order, one for frames in the worker's order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from ..codecs import Codec
+from ..collectives.endpoint import COLLECTIVES, Endpoint
+from ..collectives.options import CallOptions, derive_seed
+from ..collectives.traffic import PASS_THROUGH, Message, Tally, Traffic, gloo_nbytes, raw_nbytes
+from ..collectives.transport import Metered, TorchTransport
+from ..errors import PolicyError, nearest
+from ..inner import Counted, agree, make_inner_group, meet
+from ..policy import AXES, NONE, ROLES, AxisPolicy
+from ..presets import load
+from ..wire import VERSION
+from .options import GroupOptions
+from .tensors import nbytes_of
+
+BACKEND = "thinwire"
+ROLE_TAGS = {0x74770001: "activation", 0x74770002: "activation_gradient"}
+"""Tags of point-to-point messages that say a role: a pipeline sends both kinds to the same neighbour."""
+
+
+class GroupBase(dist.ProcessGroup):
+    """A ``torch.distributed`` group without its operations."""
+
+    def __init__(self, store: Store, rank: int, size: int, options: GroupOptions, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self.options = options
+        self.policy = load(options.policy)
+        self.traffic = Traffic()
+        self._rank, self._size = rank, size
+        self._name = self._desc = "undefined"
+        # Compressed collectives and sends so far. Seeds depend on them, so checkpoints hold them (in place).
+        self.calls = torch.zeros(2, dtype=torch.int64)
+        self._calls_lock = threading.Lock()  # hooks call from autograd's threads
+        self._known: dict[Any, tuple[Codec, AxisPolicy, Message]] = {}  # every message takes this way
+        self._told = threading.local()  # the role that a thread has given
+        self._block: list[dist.Work] | None = None  # the calls of a coalescing block
+        if options.axis is not None:
+            self._check_policy()
+        agree(store, rank, size, f"wire format {VERSION}, {options.text()}, policy {self.policy}")
+        device = torch.device("cpu" if options.backend == "gloo" else "cuda")
+        self._inner = self.make_inner(PrefixStore("pass", store), timeout)
+        self._frames: dist.ProcessGroup | None = None
+        self._endpoint: Endpoint | None = None
+        if any(p.compresses for p in self.policy.axes.values()):
+            self._frames = self.make_inner(PrefixStore("frames", store), timeout)
+            self._endpoint = Endpoint(TorchTransport(self._frames), self.traffic, device=device)
+        # What is not overridden here falls through to the inner group's backend.
+        self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(device))
+        meet(store, rank, size)
+
+    def make_inner(self, store: Store, timeout: timedelta) -> dist.ProcessGroup:
+        """A real group of the backend that carries the bytes; a subclass may put something around it."""
+        return make_inner_group(store, self._rank, self._size, self.options.backend, timeout)
+
+    # Identity: DeviceMesh and the functional collectives look groups up by these.
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+        self._known.clear()
+        self._check_policy()
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    group_name = property(getGroupName, _set_group_name)
+    group_desc = property(getGroupDesc, _set_group_desc)
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    # Policy.
+
+    def axis(self, op: str = "") -> str:
+        """The axis of an op's messages: given explicitly, else the mesh dimension's, else "dp" by default."""
+        if op in self.options.op_axes:
+            return self.options.op_axes[op]
+        if self.options.axis is not None:
+            return self.options.axis
+        name = self._desc.removeprefix("mesh_")
+        name = self.options.axis_names.get(name, name)
+        return name if name in AXES else "dp"
+
+    def _check_policy(self) -> None:
+        for axis in {self.axis(), *self.options.op_axes.values()}:
+            policy = self.policy.axis(axis)
+            if policy.feedback and not self.options.feedback_by_caller:
+                raise PolicyError(
+                    f"policy {self.policy.name}, axis {axis}: error feedback needs to know the parameters, which a "
+                    "bare group does not see; use thinwire.GradientSync, or a policy with feedback = false"
+                )
+            if policy.difference and not self.options.feedback_by_caller:
+                raise PolicyError(
+                    f"policy {self.policy.name}, axis {axis}: differences need the value that was sent last, which a "
+                    "bare group does not keep; use thinwire.GradientSync, or a policy with difference = false"
+                )
+            unseen = set(policy.roles) - set(self.options.op_roles.values())
+            if unseen and not self.options.roles_by_caller:
+                raise PolicyError(
+                    f"policy {self.policy.name}, axis {axis}: names the role(s) {sorted(unseen)}, which a bare "
+                    "group does not see; give GroupOptions.op_roles, or put the codec on the op"
+                )
+
+    @contextmanager
+    def role(self, role: str) -> Iterator[None]:
+        """Inside, the messages of this thread are of this role. For integrations, which know what they send."""
+        if role not in ROLES:
+            raise PolicyError(f"unknown role {role!r}; {nearest(role, ROLES)}")
+        before = getattr(self._told, "role", None)
+        self._told.role = role
+        try:
+            yield
+        finally:
+            self._told.role = before
+
+    def look_up(
+        self, op: str, dtype: torch.dtype, nbytes: int, *, any_size: bool = False, role: str | None = None
+    ) -> tuple[Codec, AxisPolicy, Message]:
+        """What the policy says of a message of ``nbytes`` (see :func:`raw_nbytes`): ``none`` means pass through.
+
+        any_size: small messages too, for calls whose sizes the ranks do not see alike. role: where the message
+        itself tells it; else it is what :meth:`role` was given, else what the options say of the op. Raises
+        PolicyError if the policy asks for the role of a message that has none.
+        """
+        role = role or getattr(self._told, "role", None) or self.options.op_roles.get(op, "unknown")
+        key = op, dtype, nbytes, any_size, role
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._look_up(*key)
+        return found
+
+    def _look_up(
+        self, op: str, dtype: torch.dtype, nbytes: int, any_size: bool, role: str
+    ) -> tuple[Codec, AxisPolicy, Message]:
+        axis = self.axis(op)
+        policy = self.policy.axis(axis)
+        judged = max(nbytes, policy.min_nbytes) if any_size else nbytes
+        if role == "unknown" and policy.needs_role(op, dtype, judged):
+            raise PolicyError(
+                f"policy {self.policy.name}, axis {axis}: has codecs for {op} by role ({', '.join(policy.roles)}), and this "
+                "message has none; send it through thinwire.integrate.tensor or thinwire.integrate.pipeline, or inside "
+                "ThinwireGroup.role(...)"
+            )
+        codec = policy.codec(op, role, dtype, judged) if self._endpoint is not None else NONE
+        name = PASS_THROUGH if codec == NONE else str(codec)
+        return codec, policy, Message(axis, op, role, name, str(dtype).removeprefix("torch."), nbytes)
+
+    def call_options(self, policy: AxisPolicy, *, mean: bool = False) -> CallOptions:
+        """Options of the next call; its seed is different for each call and the same on all ranks."""
+        seed = self._next_seed(0)
+        return CallOptions(mean=mean, seed=seed, algorithm=policy.algorithm)
+
+    def shutdown(self) -> None:
+        """Finish queued calls, end the worker threads and close the inner groups."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+        self._close_inner()
+
+    def abort(self) -> None:
+        """Close the inner groups, so that calls under way fail, then end the worker threads."""
+        self._close_inner()
+        if self._endpoint is not None:
+            self._endpoint.close()
+
+    def _close_inner(self) -> None:
+        self._inner.shutdown()
+        if self._frames is not None:
+            self._frames.shutdown()
+
+    def _next_seed(self, kind: int) -> int:
+        with self._calls_lock:
+            self.calls[kind] += 1
+            return derive_seed(self.options.seed, kind, int(self.calls[kind]))
+
+    def submit(
+        self, message: Message, call: Callable[[Metered], None], result: Any, queue: str = COLLECTIVES
+    ) -> dist.Work:
+        """Run a collective over the frames' transport on the worker of ``queue``, and count it as ``message``.
+
+        For integrations that call the functions of :mod:`thinwire.collectives` themselves. The same order of
+        calls on every rank. Raises PolicyError if the policy compresses nothing.
+        """
+        if self._endpoint is None:
+            raise PolicyError(f"policy {self.policy.name} compresses nothing, so this group sends no frames")
+        raw = raw_nbytes(message.op, message.nbytes, self._size)
+        if self.options.inline and queue == COLLECTIVES:
+            return self._tracked(self._endpoint.submit_inline(message, raw, call, result))
+        return self._tracked(self._endpoint.submit(message, raw, call, result, queue))
+
+    def _pass(self, message: Message, start: Callable[[], dist.Work]) -> dist.Work:
+        """Hand a message to the inner group and count it; its time runs until the caller's wait returns."""
+        if message.codec != PASS_THROUGH:
+            message = dataclasses.replace(message, codec=PASS_THROUGH)
+        raw = raw_nbytes(message.op, message.nbytes, self._size)
+        sent = gloo_nbytes(message.op, message.nbytes, self._size) if self.options.backend == "gloo" else raw
+        report = lambda s: self.traffic.add(message, raw, Tally(int(sent), wire_s=s))  # noqa: E731
+        return self._tracked(Counted(start, report))
+
+    def _all_pass(self, op: str, tensors: Sequence[Tensor]) -> bool:
+        return all(self.look_up(op, x.dtype, nbytes_of(x))[0] == NONE for x in tensors)
+
+    def _tracked(self, work: dist.Work) -> dist.Work:
+        if self._block is not None:
+            self._block.append(work)
+        return work

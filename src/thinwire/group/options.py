@@ -1,0 +1,46 @@
+"""Options of a thinwire group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from ..policy import Policy
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """What a thinwire group is told at construction; equal on all its ranks.
+
+    policy: a Policy, a preset's name or a TOML file. axis: this group's axis; None: from the device mesh's
+    dimension name. op_axes: another axis for some ops (FSDP gathers parameters, axis ``zero``, over the
+    group that reduces gradients, axis ``dp``). op_roles: the role of an op's messages, where it is known.
+    axis_names: mesh dimension name -> axis, for meshes with other names. feedback_by_caller: who made
+    this group runs error feedback itself, so a policy that asks for it is accepted. roles_by_caller: who uses
+    this group marks its messages (:meth:`ThinwireGroup.role`, :mod:`thinwire.integrate.roles`), so a policy that
+    names roles is accepted; a message without one is then an error where the policy needs it. inline: run compressed
+    collectives in the caller's thread, for axes whose callers wait at once (tensor parallelism); saves two
+    changes of thread a call, overlaps nothing. backend: the inner group's.
+    """
+
+    policy: Policy | str = "none"
+    axis: str | None = None
+    op_axes: Mapping[str, str] = field(default_factory=dict)
+    op_roles: Mapping[str, str] = field(default_factory=dict)
+    axis_names: Mapping[str, str] = field(default_factory=dict)
+    feedback_by_caller: bool = False
+    roles_by_caller: bool = False
+    inline: bool = False
+    backend: str = "gloo"
+    seed: int = 0
+    timeout: timedelta = timedelta(minutes=30)
+
+    @property
+    def _timeout(self) -> timedelta:  # DeviceMesh reads it from any backend's options
+        return self.timeout
+
+    def text(self) -> str:
+        """What the ranks of a group must give alike, beside the policy."""
+        maps = (sorted(m.items()) for m in (self.op_axes, self.op_roles, self.axis_names))
+        return f"axis {self.axis}, maps {list(maps)}, backend {self.backend}, seed {self.seed}"
