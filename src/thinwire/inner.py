@@ -52,6 +52,25 @@ def meet(store: Store, rank: int, size: int) -> None:
     store.wait([f"meet/{r}" for r in range(size)])
 
 
+def roll_call(store: Store, rank: int, size: int, patience: timedelta) -> list[int] | None:
+    """After a collective has failed: the ranks that have not come to the same end within ``patience``.
+
+    They are lost, or elsewhere in the program. None: the store does not answer either.
+    """
+    try:
+        store.set(f"failed/{rank}", "")
+    except RuntimeError:
+        return None
+    end = time.monotonic() + patience.total_seconds()
+    missing = []
+    for other in range(size):
+        try:
+            store.wait([f"failed/{other}"], timedelta(seconds=max(end - time.monotonic(), 0.01)))
+        except RuntimeError:
+            missing.append(other)
+    return missing
+
+
 class Counted(dist.Work):
     """The inner group's Work; reports the seconds from the call to the end of the first wait."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..errors import MismatchError
+from ..errors import MismatchError, PeerError
 from .traffic import PASS_THROUGH, Message, Tally, Traffic, raw_nbytes
 from .transport import Metered, Transport
 from .work import Work, Worker, done, failed
@@ -27,7 +27,11 @@ _TEXT_NBYTES = 160
 
 
 class Endpoint:
-    """Runs collectives over ``transport`` and counts them in ``traffic``. device: where the transport's buffers live."""
+    """Runs collectives over ``transport`` and counts them in ``traffic``.
+
+    device: where the transport's buffers live. who_is_lost: after a collective has failed, says in words which
+    ranks are missing; what it returns is added to the error.
+    """
 
     def __init__(
         self,
@@ -36,8 +40,10 @@ class Endpoint:
         name: str = "thinwire",
         *,
         device: torch.device = _CPU,
+        who_is_lost: Callable[[], str] | None = None,
     ) -> None:
         self.transport = transport
+        self._who_is_lost = who_is_lost
         self.traffic = traffic if traffic is not None else Traffic()
         self._name = name
         self._device = device
@@ -69,8 +75,7 @@ class Endpoint:
             return failed(result, self._failed)
         try:
             with torch.no_grad():
-                self._compare(message)
-                self.run(message, raw_bytes, call)
+                self._run_collective(message, raw_bytes, call)
         except Exception as e:
             self._failed = e
             return failed(result, e)
@@ -85,12 +90,17 @@ class Endpoint:
             if worker is None:
                 worker = self._workers[queue] = Worker(f"{self._name}/{queue}")
 
-            def run() -> None:
-                if queue == COLLECTIVES:
-                    self._compare(message)
-                self.run(message, raw_bytes, call)
+            run = self._run_collective if queue == COLLECTIVES else self.run
+            return worker.submit(lambda: run(message, raw_bytes, call), result)
 
-            return worker.submit(run, result)
+    def _run_collective(self, message: Message, raw_bytes: float, call: Call) -> None:
+        try:
+            self._compare(message)
+            self.run(message, raw_bytes, call)
+        except PeerError as e:
+            if self._who_is_lost is None:
+                raise
+            raise PeerError(f"{e}\n{self._who_is_lost()}") from e
 
     def _compare(self, message: Message) -> None:
         """Raise MismatchError on every rank if one is about to run something else."""

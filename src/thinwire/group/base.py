@@ -24,7 +24,7 @@ from ..collectives.options import CallOptions, derive_seed
 from ..collectives.traffic import PASS_THROUGH, Message, Tally, Traffic, gloo_nbytes, raw_nbytes
 from ..collectives.transport import Metered, TorchTransport
 from ..errors import PolicyError, nearest
-from ..inner import Counted, agree, make_inner_group, meet
+from ..inner import Counted, agree, make_inner_group, meet, roll_call
 from ..policy import AXES, NONE, ROLES, AxisPolicy
 from ..presets import load
 from ..wire import VERSION
@@ -32,6 +32,7 @@ from .options import GroupOptions
 from .tensors import nbytes_of
 
 BACKEND = "thinwire"
+_ROLL_CALL = timedelta(seconds=5)
 ROLE_TAGS = {0x74770001: "activation", 0x74770002: "activation_gradient"}
 """Tags of point-to-point messages that say a role: a pipeline sends both kinds to the same neighbour."""
 
@@ -55,13 +56,16 @@ class GroupBase(dist.ProcessGroup):
         if options.axis is not None:
             self._check_policy()
         agree(store, rank, size, f"wire format {VERSION}, {options.text()}, policy {self.policy}")
+        self._store = store
         device = torch.device("cpu" if options.backend == "gloo" else "cuda")
         self._inner = self.make_inner(PrefixStore("pass", store), timeout)
         self._frames: dist.ProcessGroup | None = None
         self._endpoint: Endpoint | None = None
         if any(p.compresses for p in self.policy.axes.values()):
             self._frames = self.make_inner(PrefixStore("frames", store), timeout)
-            self._endpoint = Endpoint(TorchTransport(self._frames), self.traffic, device=device)
+            self._endpoint = Endpoint(
+                TorchTransport(self._frames), self.traffic, device=device, who_is_lost=self._who_is_lost
+            )
         # What is not overridden here falls through to the inner group's backend.
         self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(device))
         meet(store, rank, size)
@@ -69,6 +73,17 @@ class GroupBase(dist.ProcessGroup):
     def make_inner(self, store: Store, timeout: timedelta) -> dist.ProcessGroup:
         """A real group of the backend that carries the bytes; a subclass may put something around it."""
         return make_inner_group(store, self._rank, self._size, self.options.backend, timeout)
+
+    def _who_is_lost(self) -> str:
+        missing = roll_call(self._store, self._rank, self._size, _ROLL_CALL)
+        if missing is None:
+            return "The store does not answer either: the rank that keeps it has ended."
+        if not missing:
+            return f"All {self._size} ranks report the failure: a connection was lost, no rank."
+        return (
+            f"Within {_ROLL_CALL.seconds} s rank(s) {', '.join(map(str, missing))} of the {self._size} of this group "
+            f"(axis {self.axis()}) did not report the failure: lost, or elsewhere in the program."
+        )
 
     # Identity: DeviceMesh and the functional collectives look groups up by these.
 
