@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinwire import load_policy, parse, presets
+from thinwire import list_presets, load_policy, parse
 from thinwire.errors import SpecError
 from thinwire.policy import _DTYPES, AXES, NONE, OPS, ByDtype, Policy, shrinks
 from thinwire.presets import preset
@@ -14,16 +14,16 @@ BIG = 1 << 20
 ARGUMENT = {"naive-zfp": "naive-zfp:8"}
 
 
-@pytest.mark.parametrize("name", list(presets()))
+@pytest.mark.parametrize("name", list(list_presets()))
 def test_every_preset_loads_and_describes_itself(name: str) -> None:
     policy = load_policy(ARGUMENT.get(name, name))
-    assert policy.description == presets()[name]
+    assert policy.description == list_presets()[name]
     assert policy.name == ARGUMENT.get(name, name)
     assert policy == load_policy(policy.name)
     assert set(policy.axes) <= set(AXES)
 
 
-@pytest.mark.parametrize("name", list(presets()))
+@pytest.mark.parametrize("name", list(list_presets()))
 def test_no_preset_makes_a_message_larger(name: str) -> None:
     policy = load_policy(ARGUMENT.get(name, name))
     for axis in AXES:

@@ -30,6 +30,12 @@ def test_public_names_are_documented(name: str) -> None:
     assert inspect.getdoc(getattr(thinwire, name))
 
 
+def test_no_name_hides_a_module() -> None:
+    """``import thinwire.codecs as c`` takes the attribute of the package, whatever that is."""
+    for module in ("codecs", "collectives", "feedback", "group", "policy", "presets", "wire"):
+        assert inspect.ismodule(getattr(import_module(f"thinwire.{module}") and thinwire, module))
+
+
 def test_typed_and_versioned() -> None:
     assert resources.files("thinwire").joinpath("py.typed").is_file()
     assert metadata.version("thinwire") == thinwire.__version__

@@ -5,7 +5,7 @@ One policy, a codec for each parallel axis, under training code that does not ch
 (frame to peers), :mod:`thinwire.group` (the drop-in process group), :mod:`thinwire.integrate` (PyTorch's seams).
 """
 
-from .codecs import Codec, codecs, parse
+from .codecs import Codec, list_codecs, parse
 from .collectives.functional import (
     all_gather,
     all_reduce,
@@ -22,8 +22,8 @@ from .group import GroupOptions, ThinwireGroup, register
 from .integrate.gradients import Bucket, GradientSync
 from .integrate.mesh import groups, init_mesh
 from .policy import AxisPolicy, Policy
+from .presets import list_presets
 from .presets import load as load_policy
-from .presets import presets
 
 register()
 
@@ -42,12 +42,12 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "broadcast",
-    "codecs",
     "groups",
     "init_mesh",
+    "list_codecs",
+    "list_presets",
     "load_policy",
     "parse",
-    "presets",
     "recv",
     "reduce_scatter",
     "send",

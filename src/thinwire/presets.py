@@ -84,7 +84,7 @@ _PRESETS: dict[str, tuple[Callable[..., _Tables], str, int | None]] = {
 }
 
 
-def presets() -> dict[str, str]:
+def list_presets() -> dict[str, str]:
     """Name and one line of description of every preset."""
     return {name: text for name, (_, text, _) in _PRESETS.items()}
 

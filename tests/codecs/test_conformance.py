@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.codecs import Bf16Codec, Codec, NoneCodec, codecs, parse, registry
+from thinwire.codecs import Bf16Codec, Codec, NoneCodec, list_codecs, parse, registry
 from thinwire.testing import check_codec, codec_inputs, decode, encode, same_bits
 
 SPECS = (
@@ -21,7 +21,7 @@ SPECS = (
 
 
 def test_every_codec_is_checked() -> None:
-    ours = {name for name, cls in codecs().items() if cls.__module__.startswith("thinwire.")}
+    ours = {name for name, cls in list_codecs().items() if cls.__module__.startswith("thinwire.")}
     assert {parse(spec).name for spec in SPECS} == ours
 
 

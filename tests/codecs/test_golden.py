@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.codecs import codecs, parse
+from thinwire.codecs import list_codecs, parse
 
 
 def _load() -> ModuleType:
@@ -44,7 +44,7 @@ def test_payload_and_values(spec: str, dtype: torch.dtype) -> None:
 def test_every_file_has_a_case_and_every_codec_a_file() -> None:
     names = {golden.name(parse(spec), dtype) for spec, dtype in CASES}
     assert {path.name for path in golden.FOLDER.glob("*.npz")} == names
-    ours = {name for name, cls in codecs().items() if cls.__module__.startswith("thinwire.")}
+    ours = {name for name, cls in list_codecs().items() if cls.__module__.startswith("thinwire.")}
     assert {parse(spec).name for spec, _ in CASES} == ours
 
 

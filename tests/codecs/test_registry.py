@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.codecs import Int4Codec, Int8Codec, NoneCodec, codecs, parse, register, registry
+from thinwire.codecs import Int4Codec, Int8Codec, NoneCodec, list_codecs, parse, register, registry
 from thinwire.errors import SpecError
 
 
@@ -81,7 +81,7 @@ def test_a_name_can_be_taken_once() -> None:
 
     with pytest.raises(SpecError, match="taken by thinwire"):
         register(Other)
-    assert codecs()["none"] is NoneCodec
+    assert list_codecs()["none"] is NoneCodec
 
 
 def test_registered_codecs_parse(monkeypatch: pytest.MonkeyPatch) -> None:

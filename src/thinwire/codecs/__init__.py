@@ -9,7 +9,7 @@ from .blockint import Int4Codec, Int8Codec
 from .cast import Bf16Codec, Fp16Codec
 from .mpc import MpcCodec
 from .none import NoneCodec
-from .registry import codecs, parse, register
+from .registry import list_codecs, parse, register
 from .zfp import ZfpCodec
 
 _WITH_KERNELS = ("int8", "int4", "zfp:rate=8", "mpc:dim=1")
@@ -23,7 +23,7 @@ __all__ = [
     "MpcCodec",
     "NoneCodec",
     "ZfpCodec",
-    "codecs",
+    "list_codecs",
     "parse",
     "register",
     "warm_up",

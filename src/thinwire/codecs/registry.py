@@ -34,7 +34,7 @@ def _load_entry_points() -> None:
         register(point.load())
 
 
-def codecs() -> dict[str, type[Codec]]:
+def list_codecs() -> dict[str, type[Codec]]:
     """All known codecs by name, those of other packages included."""
     _load_entry_points()
     return dict(sorted(_CODECS.items()))
@@ -45,7 +45,7 @@ def parse(spec: str | Codec) -> Codec:
     if isinstance(spec, Codec):
         return spec
     name, colon, rest = spec.partition(":")
-    known = codecs()
+    known = list_codecs()
     if name not in known:
         raise SpecError(f"codec {spec!r}, position 0: unknown codec {name!r}; {nearest(name, known)}")
     cls = known[name]
