@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..cluster import cluster
 from ..compare import DEFAULT_POLICIES, Plan
 from ..compare import compare as run_comparison
 from ..report import write_report
 from .options import compile_kernels, run_options, shown, train_config
+from .progress import steps_progress
 
 # Enough for speeds and bytes that mean something on two cores, not for a verdict on the loss.
 _QUICK: dict[str, Any] = {
@@ -70,17 +70,8 @@ def compare(
     console.print(f"[bold]{config.layout.world} ranks on {hosts} hosts, link {link}[/bold]: {shown(config)}")
     with cluster(config.layout.world, hosts, link, latency_s=latency_ms / 1e3, paced=paced) as places:
         console.print(f"network: {places.emulation}. {places.note}")
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task("starting ranks", total=None)
-            path = run_comparison(
-                plan,
-                places,
-                out,
-                lambda done, total, text: progress.update(
-                    task, completed=done, total=total, description=text
-                ),
-            )
+        with steps_progress(console) as update:
+            path = run_comparison(plan, places, out, update)
     written = write_report(path, out)
     console.print(f"wrote {path} and {len(written)} files beside it")
     click.echo(f"Open {written[0]}")

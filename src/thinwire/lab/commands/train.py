@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ...presets import load
 from ..cluster import cluster
 from ..train.run import Job, train_rank
 from .options import compile_kernels, run_options, shown, train_config
+from .progress import steps_progress
 
 _LIMIT_S = 30 * 24 * 3600.0
 
@@ -51,14 +51,12 @@ def train(
         job = Job(config, policy, str(out), None if folder is None else str(folder))
         console.print(f"[bold]{places.world} ranks on {hosts} hosts, link {link}[/bold]: {shown(config)}")
         console.print(f"policy {policy}; network: {places.emulation}. {places.note}")
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task("starting ranks", total=steps)
+        with steps_progress(console) as update:
 
             def on_message(rank: int, message: tuple[str, dict[str, Any]]) -> None:
                 record = message[1]
                 text = f"loss {record['loss']:.4f}  {1e3 * record['seconds']:.0f} ms/step"
-                progress.update(task, completed=record["step"], description=text)
+                update(record["step"], steps, text)
 
             results = places.run(train_rank, job, places.wiring, timeout=_LIMIT_S, on_message=on_message)
     _show(console, results[0])
