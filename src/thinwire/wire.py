@@ -89,8 +89,7 @@ def pack(
     else:
         nbytes = codec.encode_residual(x, body, residual, seed=seed)
     flags = _FLAG_CHECKSUM if checksum else 0
-    fields = _FIELDS.pack(_MAGIC, VERSION, DTYPES[dtype], digest(codec), numel, nbytes, flags, 0)
-    _write(out[:HEADER_NBYTES], fields + _CRC.pack(zlib.crc32(fields)))
+    out[:HEADER_NBYTES].copy_(_header(dtype, digest(codec), numel, nbytes, flags))
     if not checksum:
         return HEADER_NBYTES + nbytes
     _write(body[nbytes : nbytes + CHECKSUM_NBYTES], _CRC.pack(_crc(body[:nbytes])))
@@ -133,7 +132,20 @@ def read_header(frame: Tensor) -> Header:
     """The header of a frame (1-D uint8). Raises WireError if the bytes are not a header of this version."""
     if frame.numel() < HEADER_NBYTES:
         raise WireError(f"frame is truncated: a header has {HEADER_NBYTES} bytes, found {frame.numel()}")
-    raw = _read(frame[:HEADER_NBYTES])
+    return _parse_header(_read(frame[:HEADER_NBYTES]))
+
+
+# A program sends messages of a few kinds over and over, so headers are made and read once.
+
+
+@lru_cache(maxsize=1024)
+def _header(dtype: torch.dtype, codec: int, numel: int, nbytes: int, flags: int) -> Tensor:
+    fields = _FIELDS.pack(_MAGIC, VERSION, DTYPES[dtype], codec, numel, nbytes, flags, 0)
+    return torch.frombuffer(bytearray(fields + _CRC.pack(zlib.crc32(fields))), dtype=torch.uint8)
+
+
+@lru_cache(maxsize=1024)
+def _parse_header(raw: bytes) -> Header:
     magic, version, dtype, codec, numel, nbytes, flags, state = _FIELDS.unpack(raw[:28])
     _expect("magic", magic, _MAGIC)
     if version != VERSION:

@@ -54,15 +54,8 @@ class Codec(ABC):
         Raises UnsupportedError (dtype, device, layout) or ValueError (out too small) before anything is
         written. Never raises for the values in x: one rank that raises inside a collective hangs its peers.
         """
-        self._check_tensor(x, "input")
-        need = self.max_nbytes(x.numel(), x.dtype)
-        self._check_bytes(out, "out", x.device)
-        if out.numel() < need:
-            raise ValueError(
-                f"{self}: out holds {out.numel()} bytes, {need} are needed for {x.numel()} values"
-            )
-        _check_overlap(self, x, out)
-        return self._encode(x.detach().reshape(-1), out, seed)
+        self._check_encode(x, out)
+        return self._encode(_flat(x), out, seed)
 
     def encode_residual(self, x: Tensor, out: Tensor, residual: Tensor, *, seed: int = 0) -> int:
         """Encode as :meth:`encode` and write ``residual = x - decoded``, which error feedback needs.
@@ -70,25 +63,17 @@ class Codec(ABC):
         x, residual: contiguous float32 of the same numel; residual may be x itself, nothing else may overlap.
         Where the decoded value is not finite, neither is the residual. Raises as :meth:`encode`.
         """
-        self._check_tensor(x, "input")
+        self._check_encode(x, out)
         self._check_tensor(residual, "residual")
         if x.dtype != torch.float32 or residual.dtype != torch.float32 or x.numel() != residual.numel():
             raise UnsupportedError(
                 f"{self}: encode_residual needs float32 input and residual of one size, got "
                 f"{x.dtype} {tuple(x.shape)} and {residual.dtype} {tuple(residual.shape)}"
             )
-        need = self.max_nbytes(x.numel(), x.dtype)
-        self._check_bytes(out, "out", x.device)
-        if out.numel() < need:
-            raise ValueError(
-                f"{self}: out holds {out.numel()} bytes, {need} are needed for {x.numel()} values"
-            )
-        _check_overlap(self, x, out)
         _check_overlap(self, residual, out)
         if residual.data_ptr() != x.data_ptr():
             _check_overlap(self, x, residual)
-        with torch.no_grad():
-            return self._encode_residual(x.detach().reshape(-1), out, residual.detach().view(-1), seed)
+        return self._encode_residual(_flat(x), out, _flat(residual), seed)
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         """Write the values of ``payload`` (1-D uint8, exactly one payload) to ``out``.
@@ -99,8 +84,7 @@ class Codec(ABC):
         self._check_tensor(out, "out")
         self._check_payload(payload, out.numel(), out.dtype, out.device)
         _check_overlap(self, payload, out)
-        with torch.no_grad():
-            self._decode(payload, out.detach().view(-1))
+        self._decode(payload, _flat(out))
 
     def decode_add(self, payload: Tensor, out: Tensor, dtype: torch.dtype) -> None:
         """Add the values of ``payload`` to ``out``, an fp32 tensor. dtype: the one that was encoded.
@@ -113,8 +97,7 @@ class Codec(ABC):
             raise UnsupportedError(self._dtype_message(dtype))
         self._check_payload(payload, out.numel(), dtype, out.device)
         _check_overlap(self, payload, out)
-        with torch.no_grad():
-            self._decode_add(payload, out.detach().view(-1), dtype)
+        self._decode_add(payload, _flat(out), dtype)
 
     def error_bound(self, x: Tensor) -> Tensor | None:
         """Bound of |decoded - x| for each element (float64, shape of x), or None where there is none."""
@@ -165,6 +148,15 @@ class Codec(ABC):
         if x.device.type not in ("cpu", "cuda"):
             raise UnsupportedError(f"{self}: {what} is on {x.device}; cpu and cuda are supported")
 
+    def _check_encode(self, x: Tensor, out: Tensor) -> None:
+        self._check_tensor(x, "input")
+        self._check_bytes(out, "out", x.device)
+        numel = x.numel()
+        need = self.max_nbytes(numel, x.dtype)
+        if out.numel() < need:
+            raise ValueError(f"{self}: out holds {out.numel()} bytes, {need} are needed for {numel} values")
+        _check_overlap(self, x, out)
+
     def _check_bytes(self, b: Tensor, what: str, device: torch.device) -> None:
         if b.dtype != torch.uint8 or b.dim() != 1 or not b.is_contiguous():
             raise UnsupportedError(
@@ -201,10 +193,15 @@ class CpuOnly(Codec):
             )
 
 
+def _flat(x: Tensor) -> Tensor:
+    """The same memory as a 1-D tensor outside of autograd. Small messages feel every call into torch."""
+    if x.requires_grad:
+        x = x.detach()
+    return x if x.dim() == 1 else x.view(-1)
+
+
 def _check_overlap(codec: Codec, x: Tensor, out: Tensor) -> None:
-    if x.device != out.device or x.numel() == 0 or out.numel() == 0:
-        return
-    a0, a1 = x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()
-    b0, b1 = out.data_ptr(), out.data_ptr() + out.numel() * out.element_size()
-    if a0 < b1 and b0 < a1:
+    """Raise if two contiguous tensors on one device share memory."""
+    a, b = x.data_ptr(), out.data_ptr()
+    if a < b + out.nbytes and b < a + x.nbytes and x.nbytes and out.nbytes:
         raise UnsupportedError(f"{codec}: out overlaps the input")

@@ -146,4 +146,4 @@ class Int4Codec(BlockInt):
 
 def _bits(x: Tensor) -> Any:
     """The values' bits as a flat numpy array: int32 for fp32, uint16 for 16-bit dtypes."""
-    return x.view(torch.int32 if x.dtype == torch.float32 else torch.uint16).numpy()
+    return x.numpy().view(np.int32) if x.dtype == torch.float32 else x.view(torch.uint16).numpy()
