@@ -1,4 +1,4 @@
-"""int8 and int4: kernels against the reference, the layout, bounds, rounding and what it costs in error."""
+"""The block integers: kernels against the reference, the layout, bounds, rounding and what it costs in error."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.codecs import Int4Codec, Int8Codec, parse
+from thinwire.codecs import Int2Codec, Int3Codec, Int4Codec, Int5Codec, Int6Codec, Int8Codec, parse
 from thinwire.codecs.blockint import BlockInt
 from thinwire.codecs.reference import blockint_decode, blockint_encode
 from thinwire.errors import UnsupportedError
 from thinwire.testing import codec_inputs, decode, encode, same_bits
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-CLASSES = (Int8Codec, Int4Codec)
+CLASSES = (Int8Codec, Int6Codec, Int5Codec, Int4Codec, Int3Codec, Int2Codec)
 FLT_MAX = torch.finfo(torch.float32).max
 
 
@@ -89,11 +89,24 @@ def test_int4_layout() -> None:
     assert payload == struct.pack("<2f", 8.0, -1.0) + bytes([0x78, 0xF1] + [0] * 14 + [0x48, 0x0E])
 
 
+def test_two_planes() -> None:
+    """The low bits of all codes, then the high bits, the earliest value lowest in its byte."""
+    x = torch.zeros(32)
+    x[0], x[1], x[2], x[3] = -32.0, 31.0, 5.0, -1.0  # codes 100000, 011111, 000101, 111111
+    payload = encode(Int6Codec(32), x).numpy().tobytes()
+    assert payload == struct.pack("<f", 32.0) + bytes([0xF0, 0xF5] + [0] * 14) + bytes([0b11000110] + [0] * 7)
+    x[0], x[1], x[2], x[3] = -4.0, 3.0, 1.0, -1.0  # codes 100, 011, 001, 111
+    payload = encode(Int3Codec(32), x).numpy().tobytes()
+    assert payload == struct.pack("<f", 4.0) + bytes([0b11011100] + [0] * 7) + bytes([0b1001] + [0] * 3)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 1000])
 def test_sizes(dtype: torch.dtype, n: int) -> None:
     assert Int8Codec(32).max_nbytes(n, dtype) == 4 * math.ceil(n / 32) + n
     assert Int4Codec(32).max_nbytes(n, dtype) == 4 * math.ceil(n / 32) + math.ceil(n / 2)
+    assert Int5Codec(32).max_nbytes(n, dtype) == 4 * math.ceil(n / 32) + math.ceil(n / 2) + math.ceil(n / 8)
+    assert Int2Codec(32).max_nbytes(n, dtype) == 4 * math.ceil(n / 32) + math.ceil(n / 4)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -106,7 +119,17 @@ def test_splitting_at_blocks_does_not_change_values(cls: type[BlockInt]) -> None
 # --- errors ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("spec", "limit"), [("int8", 4.2e-5), ("int4", 1.4e-2)])
+@pytest.mark.parametrize(
+    ("spec", "limit"),
+    [
+        ("int8", 4.2e-5),
+        ("int6", 6.7e-4),
+        ("int5", 2.75e-3),
+        ("int4", 1.14e-2),
+        ("int3", 5.5e-2),
+        ("int2", 0.45),
+    ],
+)
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e30])
 def test_error_on_gaussian_values(spec: str, limit: float, scale: float) -> None:
     """Normalised mean squared error; a million values put the sample's within 1 % of the expectation."""

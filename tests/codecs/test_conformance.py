@@ -16,7 +16,9 @@ from thinwire.testing import check_codec, codec_inputs, decode, encode, same_bit
 
 SPECS = (
     "none", "bf16", "fp16", "int8", "int8:block=32", "int8:round=stochastic", "int4", "int4:block=4096",
-    "int4:block=32,round=stochastic", "zfp:rate=3", "zfp:rate=8", "zfp:rate=32", "mpc:dim=1", "mpc:dim=32",
+    "int4:block=32,round=stochastic",
+    "int6", "int5:block=32,round=stochastic", "int3", "int2:block=96", "zfp:rate=3",
+    "zfp:rate=8", "zfp:rate=32", "mpc:dim=1", "mpc:dim=32",
 )  # fmt: skip
 
 

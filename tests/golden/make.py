@@ -34,6 +34,14 @@ SPECS = (
     "zfp:rate=32",
     "mpc:dim=1",
     "mpc:dim=3",
+    "int6",
+    "int6:block=96,round=stochastic",
+    "int5",
+    "int5:block=96,round=stochastic",
+    "int3",
+    "int3:block=96,round=stochastic",
+    "int2",
+    "int2:block=96,round=stochastic",
 )
 """Every codec, with parameters that take every path. Append; do not change."""
 

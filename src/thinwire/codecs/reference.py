@@ -1,4 +1,4 @@
-"""Plain, slow references of int8 and int4: the format read off its definition, with no blocking or bit tricks.
+"""Plain, slow references of the block integers: the format read off its definition, with no blocking or bit tricks.
 
 The kernels must give the same bytes and the same values. Inputs are flat tensors, payloads are bytes.
 """
@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+PLANES = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
+"""Bits of a code in each part of the payload, low bits first."""
 _MAX = np.finfo(np.float32).max
 _TINY = np.float32(2.0**-100)
 
@@ -27,10 +29,12 @@ def blockint_encode(x: Tensor, bits: int, block: int, *, stochastic: bool = Fals
         codes.append(_codes(part, c, q, _random24(seed, b, len(part)) if stochastic else None))
     head = np.array(scales, "<f4").tobytes()
     flat = np.concatenate(codes).astype(np.int8) if codes else np.empty(0, np.int8)
-    if bits == 8:
-        return head + flat.tobytes()
-    nibbles = np.append(flat, np.zeros(len(flat) % 2, np.int8)).view(np.uint8) & 15
-    return head + (nibbles[0::2] | nibbles[1::2] << 4).astype(np.uint8).tobytes()
+    body, shift = b"", 0
+    for width in PLANES[bits]:
+        places = np.arange(shift, shift + width)
+        body += np.packbits(flat[:, None] >> places & 1, bitorder="little").tobytes()
+        shift += width
+    return head + body
 
 
 def blockint_decode(payload: bytes, numel: int, dtype: torch.dtype, bits: int, block: int) -> Tensor:
@@ -38,11 +42,14 @@ def blockint_decode(payload: bytes, numel: int, dtype: torch.dtype, bits: int, b
     q = 1 << (bits - 1)
     blocks = -(-numel // block)
     scales = np.frombuffer(payload, "<f4", blocks)
-    raw = np.frombuffer(payload, np.uint8, offset=4 * blocks)
-    if bits == 4:
-        raw = np.stack([raw & 15, raw >> 4], 1).reshape(-1)[:numel]
-        raw = ((raw ^ 8) - 8).astype(np.uint8)
-    codes = raw.view(np.int8).astype(np.float32)
+    raw, at, shift = np.zeros(numel, np.int64), 4 * blocks, 0
+    for width in PLANES[bits]:
+        nbytes = -(-numel * width // 8)
+        plane = np.frombuffer(payload, np.uint8, nbytes, at)
+        digits = np.unpackbits(plane, bitorder="little")[: numel * width].reshape(numel, width)
+        raw |= digits.astype(np.int64) @ (1 << np.arange(shift, shift + width))
+        at, shift = at + nbytes, shift + width
+    codes = ((raw ^ q) - q).astype(np.float32)
     c = np.repeat(scales, block)[:numel]
     with np.errstate(all="ignore"):
         values = c * (codes / np.float32(q))

@@ -212,30 +212,102 @@ def _values(codes, at, n, c, q, values):
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _pack(codes, pairs, payload, at, n, q):
-    """Write n codes; pairs is codes as uint16."""
-    if q == 128:
-        for j in range(n):
-            payload[at + j] = np.uint8(codes[j])
-    else:
-        for j in range((n + np.uint64(1)) >> np.uint64(1)):
-            p = pairs[j]
-            payload[at + j] = np.uint8((p & np.uint16(15)) | ((p >> np.uint16(4)) & np.uint16(0xF0)))
+def _low_bits(q):
+    """Width of the first plane: codes of 4 to 6 bits keep their low 4 bits there, those of 2 and 3 bits 2."""
+    return np.uint64(8 if q == 128 else 4 if q >= 8 else 2)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _unpack(payload, at, n, codes, pairs, q):
+def _high_bits(q):
+    """Width of the second plane: what the first leaves."""
+    return np.uint64(2 if q == 32 else 1 if q == 16 or q == 4 else 0)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _bytes(count, width):
+    """Bytes of ``count`` values of ``width`` bits."""
+    return (count * width + np.uint64(7)) >> np.uint64(3)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _pack(codes, pairs, quads, octets, payload, at, high_at, n, q):
+    """Write n codes to the planes at ``at`` and ``high_at``; pairs, quads, octets are codes as uint16, 32 and 64."""
+    low, high = _low_bits(q), _high_bits(q)
+    if low == 8:
+        for j in range(n):
+            payload[at + j] = np.uint8(codes[j])
+    elif low == 4:
+        for j in range(_bytes(n, low)):
+            p = pairs[j]
+            payload[at + j] = np.uint8((p & np.uint16(15)) | ((p >> np.uint16(4)) & np.uint16(0xF0)))
+    else:
+        for j in range(_bytes(n, low)):
+            payload[at + j] = _crumbs(quads[j])
+    if high == 2:
+        for j in range(_bytes(n, high)):
+            payload[high_at + j] = _crumbs(np.uint32(quads[j] >> np.uint32(low)))
+    elif high == 1:
+        for j in range(_bytes(n, high)):
+            # Bit ``low`` of eight bytes to the eight bits of one, the first byte's lowest.
+            p = (octets[j] >> low) & np.uint64(0x0101010101010101)
+            payload[high_at + j] = np.uint8((p * np.uint64(0x0102040810204080)) >> np.uint64(56))
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _crumbs(p):
+    """The low two bits of four bytes as one byte, the first byte's lowest."""
+    two = np.uint32(p & np.uint32(0x03030303))
+    return np.uint8(two | (two >> np.uint32(6)) | (two >> np.uint32(12)) | (two >> np.uint32(18)))
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _spread_crumbs(b):
+    """The inverse: four bytes of two bits each."""
+    p = np.uint32(b)
+    return np.uint32(
+        (p | (p << np.uint32(6)) | (p << np.uint32(12)) | (p << np.uint32(18))) & np.uint32(0x03030303)
+    )
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _spread_bits(b):
+    """Eight bytes of one bit each; the lowest bit comes first."""
+    p = (np.uint64(b) * np.uint64(0x0101010101010101)) & np.uint64(0x8040201008040201)
+    return ((p + np.uint64(0x7F7F7F7F7F7F7F7F)) >> np.uint64(7)) & np.uint64(0x0101010101010101)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _unpack(payload, at, high_at, n, codes, pairs, quads, octets, q):
     """Read n codes."""
+    low, high = _low_bits(q), _high_bits(q)
     if q == 128:
         for j in range(n):
             codes[j] = np.int8(payload[at + j])
-    else:
-        for j in range((n + np.uint64(1)) >> np.uint64(1)):
+        return
+    if q == 8:
+        for j in range(_bytes(n, low)):
             p = np.uint16(payload[at + j])
             # Nibbles to bytes, each with its sign in all high bits.
-            low = np.uint16(((p & np.uint16(15)) ^ np.uint16(8)) - np.uint16(8))
-            high = np.uint16(((p >> np.uint16(4)) ^ np.uint16(8)) - np.uint16(8))
-            pairs[j] = np.uint16((low & np.uint16(0xFF)) | (high << np.uint16(8)))
+            first = np.uint16(((p & np.uint16(15)) ^ np.uint16(8)) - np.uint16(8))
+            second = np.uint16(((p >> np.uint16(4)) ^ np.uint16(8)) - np.uint16(8))
+            pairs[j] = np.uint16((first & np.uint16(0xFF)) | (second << np.uint16(8)))
+        return
+    if low == 4:
+        for j in range(_bytes(n, low)):
+            p = np.uint16(payload[at + j])
+            pairs[j] = np.uint16((p & np.uint16(15)) | ((p >> np.uint16(4)) << np.uint16(8)))
+    else:
+        for j in range(_bytes(n, low)):
+            quads[j] = _spread_crumbs(payload[at + j])
+    if high == 2:
+        for j in range(_bytes(n, high)):
+            quads[j] = np.uint32(quads[j] | (_spread_crumbs(payload[high_at + j]) << np.uint32(low)))
+    elif high == 1:
+        for j in range(_bytes(n, high)):
+            octets[j] = octets[j] | (_spread_bits(payload[high_at + j]) << low)
+    sign = np.int8(q)
+    for j in range(n):
+        codes[j] = np.int8((codes[j] ^ sign) - sign)
 
 
 @njit(nogil=True, cache=True)
@@ -265,10 +337,11 @@ def encode(x, half, payload, residual, block, q, stochastic, seed):
     bits = np.zeros(tile, np.int32)
     inputs = bits.view(np.float32)
     codes = np.zeros(tile, np.int8)
-    pairs = codes.view(np.uint16)
+    pairs, quads, octets = codes.view(np.uint16), codes.view(np.uint32), codes.view(np.uint64)
     scales = np.empty(tile // block, np.float32)
     scale_bytes = scales.view(np.uint8)
-    half_byte = np.uint64(0 if q == 128 else 1)
+    low, high = _low_bits(q), _high_bits(q)
+    high_plane = np.uint64(4) * blocks + _bytes(size, low)
     line = np.uint64(64 // x.itemsize)
     for first in range(np.uint64(0), size, tile):
         n = min(tile, size - first)
@@ -287,8 +360,8 @@ def encode(x, half, payload, residual, block, q, stochastic, seed):
             _quantize(inputs, g * block, block, q, scales[g], stochastic, key, codes)
         for j in range(np.uint64(4) * count):
             payload[np.uint64(4) * b0 + j] = scale_bytes[j]
-        at = np.uint64(4) * blocks + (first >> half_byte)
-        _pack(codes, pairs, payload, at, n, q)
+        at, high_at = np.uint64(4) * blocks + _bytes(first, low), high_plane + _bytes(first, high)
+        _pack(codes, pairs, quads, octets, payload, at, high_at, n, q)
         if residual.size:
             for g in range(count):
                 m = min(block, n - g * block)
@@ -302,19 +375,20 @@ def decode(payload, out, half, block, q):
     blocks = (size + block - np.uint64(1)) // block
     tile = _tile(block)
     codes = np.zeros(tile, np.int8)
-    pairs = codes.view(np.uint16)
+    pairs, quads, octets = codes.view(np.uint16), codes.view(np.uint32), codes.view(np.uint64)
     values = np.empty(tile, np.float32)
     scales = np.empty(tile // block, np.float32)
     scale_bytes = scales.view(np.uint8)
-    half_byte = np.uint64(0 if q == 128 else 1)
+    low, high = _low_bits(q), _high_bits(q)
+    high_plane = np.uint64(4) * blocks + _bytes(size, low)
     for first in range(np.uint64(0), size, tile):
         n = min(tile, size - first)
         b0 = first // block
         count = (n + block - np.uint64(1)) // block
         for j in range(np.uint64(4) * count):
             scale_bytes[j] = payload[np.uint64(4) * b0 + j]
-        at = np.uint64(4) * blocks + (first >> half_byte)
-        _unpack(payload, at, n, codes, pairs, q)
+        at, high_at = np.uint64(4) * blocks + _bytes(first, low), high_plane + _bytes(first, high)
+        _unpack(payload, at, high_at, n, codes, pairs, quads, octets, q)
         for g in range(count):
             _values(codes, g * block, block, scales[g], q, values)
         _store(values, out, first, n, half)
@@ -327,21 +401,22 @@ def decode_add(payload, out, half, narrow, block, q):
     blocks = (size + block - np.uint64(1)) // block
     tile = _tile(block)
     codes = np.zeros(tile, np.int8)
-    pairs = codes.view(np.uint16)
+    pairs, quads, octets = codes.view(np.uint16), codes.view(np.uint32), codes.view(np.uint64)
     values = np.empty(tile, np.float32)
     value_bits = values.view(np.int32)
     narrowed = np.empty(tile, np.uint16)
     scales = np.empty(tile // block, np.float32)
     scale_bytes = scales.view(np.uint8)
-    half_byte = np.uint64(0 if q == 128 else 1)
+    low, high = _low_bits(q), _high_bits(q)
+    high_plane = np.uint64(4) * blocks + _bytes(size, low)
     for first in range(np.uint64(0), size, tile):
         n = min(tile, size - first)
         b0 = first // block
         count = (n + block - np.uint64(1)) // block
         for j in range(np.uint64(4) * count):
             scale_bytes[j] = payload[np.uint64(4) * b0 + j]
-        at = np.uint64(4) * blocks + (first >> half_byte)
-        _unpack(payload, at, n, codes, pairs, q)
+        at, high_at = np.uint64(4) * blocks + _bytes(first, low), high_plane + _bytes(first, high)
+        _unpack(payload, at, high_at, n, codes, pairs, quads, octets, q)
         for g in range(count):
             _values(codes, g * block, block, scales[g], q, values)
         if narrow:
