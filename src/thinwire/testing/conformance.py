@@ -1,50 +1,19 @@
-"""For tests of codecs and of code that communicates: :func:`check_codec`, hypothesis strategies, :func:`run_ranks`.
-
-The strategies need the package ``hypothesis``; nothing else here does.
-"""
+"""Every promise that a codec makes, checked: :func:`check_codec`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .codecs import Codec, parse
-from .errors import ThinwireError, UnsupportedError, WireError
-from .launch import Place, run_ranks
+from ..codecs import Codec, parse
+from ..errors import ThinwireError, UnsupportedError, WireError
+from .coding import INTEGERS, decode, encode, same_bits
 
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
-__all__ = ["Place", "check_codec", "codec_inputs", "float_tensors", "run_ranks", "same_bits"]
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NUMELS = (0, 1, 2, 3, 5, 31, 127, 128, 129, 1000)
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors agree in dtype, shape and every bit, NaN payloads and signed zeros included."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    integer = _INTEGERS.get(a.element_size(), torch.uint8)
-    return torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
-
-
-def encode(codec: Codec, x: Tensor, seed: int = 0) -> Tensor:
-    """The payload of x, from a buffer of exactly the size that the codec asks for."""
-    out = torch.empty(codec.max_nbytes(x.numel(), x.dtype), dtype=torch.uint8)
-    return out[: codec.encode(x, out, seed=seed)]
-
-
-def decode(codec: Codec, payload: Tensor, like: Tensor) -> Tensor:
-    """The values of a payload, of the shape and dtype of ``like``."""
-    out = torch.empty(like.shape, dtype=like.dtype)
-    codec.decode(payload, out)
-    return out
 
 
 def check_codec(codec: Codec) -> None:
@@ -104,7 +73,7 @@ def _messages(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         torch.tensor([largest, -largest, 1.0, -0.0, 0.9], dtype=torch.float64).to(dtype).repeat(40),
     )
     size = torch.finfo(dtype).bits // 8
-    tiny = torch.randint(1, 100, (150,), generator=rng).to(_INTEGERS[size])
+    tiny = torch.randint(1, 100, (150,), generator=rng).to(INTEGERS[size])
     yield "subnormal", tiny.view(dtype)
 
 
@@ -210,7 +179,7 @@ def _check_non_finite(codec: Codec, dtype: torch.dtype) -> None:
         bits = torch.arange(-(2**15), 2**15)
     else:
         bits = torch.randint(-(2**62), 2**62, (4099,), generator=rng) >> (31 if size == 4 else 0)
-    x = bits.to(_INTEGERS[size]).view(dtype)
+    x = bits.to(INTEGERS[size]).view(dtype)
     y = decode(codec, encode(codec, x), x)
     _that(not codec.lossless or same_bits(x, y), f"{codec}, {dtype}: lossless, but a bit pattern changed")
 
@@ -313,38 +282,3 @@ def _most(excess: Tensor) -> float:
 def _that(condition: bool, message: str) -> None:
     if not condition:
         raise AssertionError(message)
-
-
-# --- hypothesis --------------------------------------------------------------------------------------------
-
-
-def float_tensors(dtype: torch.dtype, max_numel: int = 600, *, finite: bool = True) -> SearchStrategy[Tensor]:
-    """Flat tensors of one dtype: any bit patterns (``finite`` or not), or normal values of one magnitude."""
-    from hypothesis import strategies as st
-
-    size = dtype.itemsize
-
-    def from_bits(data: bytes) -> Tensor:
-        if len(data) < size:
-            return torch.empty(0, dtype=dtype)
-        x = torch.frombuffer(bytearray(data[: len(data) // size * size]), dtype=torch.uint8).view(dtype)
-        return torch.where(torch.isfinite(x), x, torch.zeros_like(x)) if finite else x
-
-    def normal(seed: int, numel: int, exponent: int) -> Tensor:
-        rng = torch.Generator().manual_seed(seed)
-        largest = torch.finfo(dtype).max
-        x = torch.randn(numel, generator=rng, dtype=torch.float64) * 10.0**exponent
-        return x.clamp(-largest, largest).to(dtype)
-
-    return st.one_of(
-        st.binary(max_size=size * min(max_numel, 64)).map(from_bits),
-        st.builds(normal, st.integers(0, 2**32), st.integers(0, max_numel), st.integers(-30, 30)),
-    )
-
-
-def codec_inputs(codec: Codec, max_numel: int = 600, *, finite: bool = True) -> SearchStrategy[Tensor]:
-    """Tensors that ``codec`` takes: each of its dtypes, from :func:`float_tensors`."""
-    from hypothesis import strategies as st
-
-    dtypes = st.sampled_from(sorted(codec.dtypes, key=str))
-    return dtypes.flatmap(lambda dtype: float_tensors(dtype, max_numel, finite=finite))
