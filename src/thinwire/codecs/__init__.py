@@ -7,16 +7,18 @@ from collections.abc import Iterable
 from .base import Codec
 from .blockint import Int2Codec, Int3Codec, Int4Codec, Int5Codec, Int6Codec, Int8Codec
 from .cast import Bf16Codec, Fp16Codec
+from .exponent import ExponentCodec
 from .mpc import MpcCodec
 from .none import NoneCodec
 from .registry import list_codecs, parse, register
 from .zfp import ZfpCodec
 
-_WITH_KERNELS = ("int8", "int4", "zfp:rate=8", "mpc:dim=1")
+_WITH_KERNELS = ("int8", "int4", "zfp:rate=8", "mpc:dim=1", "exponent")
 
 __all__ = [
     "Bf16Codec",
     "Codec",
+    "ExponentCodec",
     "Fp16Codec",
     "Int2Codec",
     "Int3Codec",
