@@ -1,4 +1,4 @@
-"""The named policies. The first group is that of arXiv 2409.02423, section 4; ``balanced`` is thinwire's.
+"""The named policies: those of arXiv 2409.02423, section 4, and thinwire's own ``lossless`` and ``balanced``.
 
 The paper compresses inside MPI collectives, which re-encode on every hop of a ring; its schemes do so here
 too (``algorithm = "ring"``). Its rates are bits per value of fp32 messages. The 16-bit form of ``zfp:R`` is
@@ -58,9 +58,16 @@ def _zhybrid(rate: int = 16) -> _Tables:
     return _hybrid(zfp(rate), 8)
 
 
+# A message of 16 KiB is on the wire about as long as the extra change of threads takes: smaller ones go as they are.
+_MIN_NBYTES = 16 << 10
+
+
+def _lossless() -> _Tables:
+    return _everywhere("exponent", min_nbytes=_MIN_NBYTES)
+
+
 def _balanced() -> _Tables:
-    # A message of 16 KiB is on the wire about as long as the extra change of threads takes: smaller ones go as they are.
-    small = {"min_nbytes": 16 << 10}
+    small = {"min_nbytes": _MIN_NBYTES}
     return {
         "dp": {"reduce": "int4:block=128", "gather": "int8:block=128", "feedback": True, **small},
         "zero": {"gather": "int4:block=128", "difference": True, **small},
@@ -76,6 +83,7 @@ _PRESETS: dict[str, tuple[Callable[..., _Tables], str, int | None]] = {
     "naive-zfp": (_naive_zfp, "ZFP at one rate on everything", 0),
     "mzhybrid": (_mzhybrid, "MPC for tp, pp and sharded state; ZFP at a low rate for gradients", 8),
     "zhybrid": (_zhybrid, "ZFP at a high rate for tp, pp and sharded state; at rate 8 for gradients", 16),
+    "lossless": (_lossless, "every message keeps all bits, exponents in a Huffman code", None),
     "balanced": (
         _balanced,
         "int4 with error feedback for gradients, int4 differences for parameters, int8 between stages, tp as it is",
