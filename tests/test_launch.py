@@ -98,3 +98,12 @@ def test_a_rank_starts_with_one_thread_its_interface_and_a_group() -> None:
 def test_places_must_match_the_ranks() -> None:
     with pytest.raises(ValueError, match="1 places for 2 ranks"):
         run_ranks(_pid, 2, places=[Place()])
+
+
+def _leave(rank: int, world: int, report: Any) -> None:
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def test_a_rank_may_leave_its_group_at_once() -> None:
+    run_ranks(_leave, 4, timeout=120)

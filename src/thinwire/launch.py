@@ -86,13 +86,17 @@ def _rank_main(
             enter_netns(place.netns)
         os.environ["GLOO_SOCKET_IFNAME"] = place.interface
         torch.set_num_threads(1)
+        store = FileStore(store_path, world)
         dist.init_process_group(
             "gloo",
-            store=FileStore(store_path, world),
+            store=store,
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=timeout_s),
         )
+        # A rank that closes the group at once would break connections that others still make.
+        store.set(f"ready/{rank}", "")
+        store.wait([f"ready/{r}" for r in range(world)], timedelta(seconds=timeout_s))
         result = fn(rank, world, *args, Reporter(connection))
         dist.destroy_process_group()
         _send(connection, "result", result)
