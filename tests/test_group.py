@@ -477,6 +477,20 @@ def test_destroyed_groups_leave_no_thread() -> None:
     run_ranks(_threads, 2, timeout=TIMEOUT_S)
 
 
+def _loops(rank: int, world: int, report: Any) -> int:
+    """Threads that watch sockets for gloo."""
+    kept = [new_group(policy("int8:block=32")) for _ in range(3)]
+    for group in kept:
+        dist.all_reduce(torch.ones(5000), group=group)
+    return sum(path.read_text().strip() == "gloo_tcp_loop" for path in Path("/proc/self/task").glob("*/comm"))
+
+
+def test_all_groups_of_a_process_share_one_thread_for_their_sockets() -> None:
+    assert (
+        max(run_ranks(_loops, 2, timeout=TIMEOUT_S)) <= 2
+    )  # and that of the default group, which is torch's
+
+
 def _lost(rank: int, world: int, report: Any) -> None:
     group = new_group(policy("int8:block=32"))
     dist.all_reduce(torch.ones(1 << 16), group=group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -106,7 +107,8 @@ class Contestant:
         self.track = Track(**values)
 
     def close(self) -> None:
-        """End the groups of this policy."""
+        """End the training and the groups of this policy."""
+        self.trainer.close()
         for group in groups(self.mesh).values():
             dist.destroy_process_group(group)
 
@@ -157,6 +159,9 @@ def compare_rank(
             _report_run(contestant, zero, config, rank, report)
         for contestant in (*contestants.values(), zero):
             contestant.close()
+        # A group's threads wake up now and then for as long as it exists: those of the last seed would slow the next.
+        del contestants, contestant, zero
+        gc.collect()
 
 
 def _report_run(
