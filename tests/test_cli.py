@@ -28,7 +28,7 @@ def test_an_unknown_policy_offers_the_nearest(tmp_path: Path) -> None:
 
 
 def test_an_unknown_codec_in_a_policy_file_is_named_with_its_place(tmp_path: Path) -> None:
-    (tmp_path / "p.toml").write_text('[axis.dp]\nreduce = "int5"\n')
+    (tmp_path / "p.toml").write_text('[axis.dp]\nreduce = "int7"\n')
     with pytest.raises(ThinwireError, match=r"p\.toml: axis\.dp\.reduce: .*did you mean 'int"):
         run("train", "--policy", str(tmp_path / "p.toml"), "--out", str(tmp_path / "out"))
 

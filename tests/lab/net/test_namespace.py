@@ -17,7 +17,9 @@ _FORKS = mp.get_context("forkserver")
 
 
 def _hold(latency_s: float, line: Connection) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and stays so
+    # Under nohup and in a shell's background these are ignored, and stay so.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with Network(Topology(hosts=2, rate="10mbit", latency_s=latency_s)) as network:
         line.send(network.netns(0))
         line.recv()
