@@ -44,7 +44,7 @@ def test_parameters_tell_codecs_apart() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("int7", "position 0.*unknown codec 'int7'.*'int4'"),
+        ("int7", "position 0.*unknown codec 'int7'.*'int8'"),
         ("", "position 0: unknown codec ''"),
         ("int4:blok=64", "position 5.*no parameter 'blok'.*'block'"),
         ("int4:block=64,rund=nearest", "position 14.*no parameter 'rund'.*'round'"),
