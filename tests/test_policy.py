@@ -167,3 +167,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_every_axis_can_be_named() -> None:
     for axis in AXES:
         assert one(axis, all="bf16").compresses
+
+
+def test_used_codecs_are_those_of_all_ops_roles_and_dtypes() -> None:
+    table = {"axis": {"tp": {"all_reduce": {"float32": "int8"}, "role": {"activation": {"send": "bf16"}}}}}
+    assert {str(c) for c in from_dict(table, "p").used_codecs()} == {
+        "none",
+        "bf16",
+        "int8:block=128,round=nearest",
+    }

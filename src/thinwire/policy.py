@@ -148,6 +148,11 @@ class Policy:
         """The canonical text that ranks compare with each other."""
         return f"{self.name} " + " ".join(f"{a}[{_text(p)}]" for a, p in sorted(self.axes.items()))
 
+    def used_codecs(self) -> set[Codec]:
+        """Every codec that some message may get."""
+        tables = [t for p in self.axes.values() for t in (p.codecs, *p.roles.values())]
+        return {getattr(choice, name) for table in tables for choice in table.values() for name in _DTYPES}
+
     def without_feedback(self) -> Policy:
         """The same codecs, no residuals."""
         axes = {a: dataclasses.replace(p, feedback=False) for a, p in self.axes.items()}

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from ...presets import load
 from ..cluster import cluster
 from ..compare import DEFAULT_POLICIES, Plan
 from ..compare import compare as run_comparison
@@ -66,7 +67,7 @@ def compare(
     config = train_config(steps=steps, **settings)
     names = tuple(p.strip() for p in policies.split(",") if p.strip())
     plan = Plan(config, settings["model"], names, tuple(range(seeds)), block)
-    compile_kernels(console)
+    compile_kernels(console, map(load, names))
     console.print(f"[bold]{config.layout.world} ranks on {hosts} hosts, link {link}[/bold]: {shown(config)}")
     with cluster(config.layout.world, hosts, link, latency_s=latency_ms / 1e3, paced=paced) as places:
         console.print(f"network: {places.emulation}. {places.note}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from ...codecs import warm_up
+from ...policy import Policy
 from ..train.config import DataConfig, OptimizerConfig, TrainConfig
 from ..train.data import load_text
 from ..train.layout import Layout
@@ -88,10 +89,10 @@ def train_config(
     return config
 
 
-def compile_kernels(console: Any) -> None:
-    """Compile the codecs' kernels once, visibly, before ranks are timed; later starts load them from the cache."""
+def compile_kernels(console: Any, policies: Iterable[Policy]) -> None:
+    """Compile the kernels of the policies' codecs, visibly, before ranks are timed; later starts load them from a cache."""
     with console.status("Preparing codec kernels (compiled on first use, then cached) ..."):
-        warm_up()
+        warm_up(sorted({codec for policy in policies for codec in policy.used_codecs()}, key=str))
 
 
 def shown(config: TrainConfig) -> str:

@@ -40,9 +40,9 @@ def train(
 ) -> None:
     """Train a GPT on several ranks under one policy; show loss, speed and bytes sent."""
     console = Console(stderr=True)
-    load(policy)
+    loaded = load(policy)
     config = train_config(steps=steps, seed=seed, **settings)
-    compile_kernels(console)
+    compile_kernels(console, [loaded])
     folder = (
         None if resume is None else resume / "checkpoints" if (resume / "checkpoints").exists() else resume
     )
