@@ -71,13 +71,13 @@ def messages(result: Result, summary: Summary) -> Figure | None:
         f"transfers.{rest}",
     )  # fmt: skip
     bottom, head = 0.55 / figure.get_figheight(), 0.06 / figure.get_figheight()
-    left, middle = 0.31, 0.69
+    left, middle = 0.365, 0.715
     dtypes = len({k.dtype for k in kinds}) > 1
     names = [_words(k) + (f" ({k.dtype})" if dtypes else "") for k in shown]
     for x, width, values, label, words in (
-        (left, 0.34, [k.nbytes / 1e6 for k in shown], "raw bytes (MB)",
+        (left, 0.30, [k.nbytes / 1e6 for k in shown], "raw bytes (MB)",
          [f"{k.count:g} × {text.nbytes(k.mean_nbytes)}" for k in shown]),
-        (middle, 0.285, [1e3 * k.seconds for k in shown], "time of the transfers (ms)",
+        (middle, 0.265, [1e3 * k.seconds for k in shown], "time of the transfers (ms)",
          [text.milliseconds(1e3 * k.seconds) for k in shown]),
     ):  # fmt: skip
         axes = figure.add_axes((x, bottom, width, top - bottom - head))
