@@ -114,22 +114,27 @@ class AxisPolicy:
 
     def codec(self, op: str, role: str, dtype: torch.dtype, nbytes: int) -> Codec:
         """The codec of a message; ``none`` if nothing is said about it, or if it is small or not of floats."""
-        if nbytes < self.min_nbytes or not dtype.is_floating_point:
+        if not self._covers(dtype, nbytes):
             return NONE
         by_dtype = self.roles.get(role, {}).get(op) or self.codecs.get(op)
         return by_dtype.get(dtype) if by_dtype is not None else NONE
 
     def needs_role(self, op: str, dtype: torch.dtype, nbytes: int) -> bool:
         """Whether the codec of such a message depends on its role."""
-        if nbytes < self.min_nbytes or not dtype.is_floating_point:
-            return False
-        return any(op in table for table in self.roles.values())
+        return self._covers(dtype, nbytes) and any(op in table for table in self.roles.values())
+
+    def _covers(self, dtype: torch.dtype, nbytes: int) -> bool:
+        """Whether a message is large enough and of floats: all others pass through."""
+        return nbytes >= self.min_nbytes and dtype.is_floating_point
+
+    def choices(self) -> list[ByDtype]:
+        """What is said of any op and role."""
+        return [choice for table in (self.codecs, *self.roles.values()) for choice in table.values()]
 
     @property
     def compresses(self) -> bool:
         """Whether any message of this axis is compressed."""
-        tables = (self.codecs, *self.roles.values())
-        return any(choice != ByDtype() for table in tables for choice in table.values())
+        return any(choice != ByDtype() for choice in self.choices())
 
 
 @dataclass(frozen=True)
@@ -150,8 +155,8 @@ class Policy:
 
     def used_codecs(self) -> set[Codec]:
         """Every codec that some message may get."""
-        tables = [t for p in self.axes.values() for t in (p.codecs, *p.roles.values())]
-        return {getattr(choice, name) for table in tables for choice in table.values() for name in _DTYPES}
+        choices = [choice for policy in self.axes.values() for choice in policy.choices()]
+        return {getattr(choice, name) for choice in choices for name in _DTYPES}
 
     def without_feedback(self) -> Policy:
         """The same codecs, no residuals."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -208,6 +210,22 @@ def test_all_ranks_hold_the_same_parameters() -> None:
     results = run_ranks(_lossy, 3, timeout=TIMEOUT_S)
     for other in results[1:]:
         assert all(map(same, results[0], other))
+
+
+def test_a_dropped_sync_is_collected_and_gradients_stay_with_the_parameters() -> None:
+    model = Toy()
+    sync = make(model, None, sharded=False)
+    backward(model, sync, 0, 0)
+    dropped = weakref.ref(sync)
+    del sync
+    gc.collect()
+    assert dropped() is None
+    loss_of(model, 0, 0, 0).backward()
+    assert model.second.bias.grad is not None
+    dropped_model = weakref.ref(model)
+    del model
+    gc.collect()
+    assert dropped_model() is None
 
 
 def _padding(rank: int, world: int, report: Any) -> int:

@@ -45,7 +45,6 @@ class BlockInt(CpuOnly):
 
     lossless: ClassVar[bool] = False
     fixed_size: ClassVar[bool] = True
-    bits: ClassVar[int]
     planes: ClassVar[tuple[int, ...]]
     """Bits of a code in each part of the payload, low bits first: whole bytes are made of equal pieces."""
 
@@ -60,6 +59,11 @@ class BlockInt(CpuOnly):
     @property
     def granule(self) -> int:
         return self.block
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return sum(self.planes)
 
     @property
     def _q(self) -> int:
@@ -134,7 +138,6 @@ class Int8Codec(BlockInt):
     """8 bits a value: 8.25 bits with block 128, NMSE 4.1e-5 on Gaussian values."""
 
     name: ClassVar[str] = "int8"
-    bits: ClassVar[int] = 8
     planes: ClassVar[tuple[int, ...]] = (8,)
 
 
@@ -144,7 +147,6 @@ class Int6Codec(BlockInt):
     """6 bits a value: 6.25 bits with block 128, NMSE 6.6e-4 on Gaussian values."""
 
     name: ClassVar[str] = "int6"
-    bits: ClassVar[int] = 6
     planes: ClassVar[tuple[int, ...]] = (4, 2)
 
 
@@ -154,7 +156,6 @@ class Int5Codec(BlockInt):
     """5 bits a value: 5.25 bits with block 128, NMSE 2.7e-3 on Gaussian values."""
 
     name: ClassVar[str] = "int5"
-    bits: ClassVar[int] = 5
     planes: ClassVar[tuple[int, ...]] = (4, 1)
 
 
@@ -164,7 +165,6 @@ class Int4Codec(BlockInt):
     """4 bits a value: 4.25 bits with block 128, NMSE 1.1e-2 on Gaussian values."""
 
     name: ClassVar[str] = "int4"
-    bits: ClassVar[int] = 4
     planes: ClassVar[tuple[int, ...]] = (4,)
 
 
@@ -174,7 +174,6 @@ class Int3Codec(BlockInt):
     """3 bits a value: 3.25 bits with block 128, NMSE 5.4e-2 on Gaussian values."""
 
     name: ClassVar[str] = "int3"
-    bits: ClassVar[int] = 3
     planes: ClassVar[tuple[int, ...]] = (2, 1)
 
 
@@ -184,7 +183,6 @@ class Int2Codec(BlockInt):
     """2 bits a value: 2.25 bits with block 128, NMSE 0.45 on Gaussian values (block 32: 0.27); needs error feedback."""
 
     name: ClassVar[str] = "int2"
-    bits: ClassVar[int] = 2
     planes: ClassVar[tuple[int, ...]] = (2,)
 
 

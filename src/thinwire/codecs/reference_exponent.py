@@ -93,8 +93,7 @@ def code_lengths(counts: Any) -> Any:
         age += 1
         heapq.heappush(heap, (a[0] + b[0], 1, age, a[3] + b[3]))
     number = np.bincount([min(d, LIMIT) for d in depth.values()], minlength=LIMIT + 1)
-    while (total := sum(int(number[d]) << (LIMIT - d) for d in range(1, LIMIT + 1))) > 1 << LIMIT:
-        assert total
+    while sum(int(number[d]) << (LIMIT - d) for d in range(1, LIMIT + 1)) > 1 << LIMIT:
         number[LIMIT] -= 1
         deepest = max(d for d in range(1, LIMIT) if number[d])
         number[deepest] -= 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -122,7 +123,7 @@ class GradientSync:
             self._allocate(bucket)
             for member in bucket.members:
                 register: Any = member.parameter.register_post_accumulate_grad_hook
-                self._handles.append(register(self._hook(bucket, member)))
+                self._handles.append(register(_hook(self, bucket, member)))
 
     def masters(self) -> list[Tensor]:
         """What the optimizer changes: every bucket's fp32 master; ``finish`` sets their ``grad``."""
@@ -226,8 +227,11 @@ class GradientSync:
 
     def _numel(self, bucket: Bucket) -> int:
         """Values of this rank's shard of a bucket, without the padding behind them."""
-        start = self._rank * bucket.grad.numel() if self.sharded else 0
-        return max(bucket.members[-1].end - start, 0)
+        return max(bucket.members[-1].end - self._start(bucket), 0)
+
+    def _start(self, bucket: Bucket) -> int:
+        """Where this rank's shard begins in the flat buffer."""
+        return self._rank * bucket.grad.numel() if self.sharded else 0
 
     @staticmethod
     def _gather_buffer(bucket: Bucket, dtype: torch.dtype) -> Tensor:
@@ -236,11 +240,9 @@ class GradientSync:
 
     def _parameter_shard(self, bucket: Bucket) -> Tensor:
         """This rank's shard of a bucket's parameters as they are now, fp32, flat, zeros as padding."""
-        numel = bucket.master.numel()
-        start = self._rank * numel if self.sharded else 0
-        shard = torch.zeros_like(bucket.master)
+        start, shard = self._start(bucket), torch.zeros_like(bucket.grad)
         for member in bucket.members:
-            begin, end = max(member.begin, start), min(member.end, start + numel)
+            begin, end = max(member.begin, start), min(member.end, start + shard.numel())
             if begin < end:
                 values = local_tensor(member.parameter).reshape(-1)
                 shard[begin - start : end - start] = values[begin - member.begin : end - member.begin]
@@ -292,25 +294,21 @@ class GradientSync:
         bucket.grad = bucket.flat
         if self.sharded and self._size > 1:
             bucket.grad = torch.zeros(numel // self._size, device=bucket.flat.device)
-        bucket.master = torch.zeros_like(bucket.grad)
-        bucket.master.copy_(self._parameter_shard(bucket))
+        bucket.master = self._parameter_shard(bucket)
         bucket.feedback = self._make_feedback(bucket)
 
-    def _hook(self, bucket: Bucket, member: _Member) -> Callable[[Tensor], None]:
-        def hook(_: Tensor) -> None:
-            if bucket.work is not None or member.seen >= self._backwards:
-                raise UnsupportedError(
-                    f"parameter {member.name} got a gradient more than {self._backwards} time(s) in this step; call "
-                    "start(backwards) before the backward passes of every step, with their number"
-                )
-            self._take(bucket, member)
-            bucket.missing -= 1
-            # A bucket never overtakes an earlier one: all ranks launch in the same order.
-            while self._next < len(self.buckets) and self.buckets[self._next].missing == 0:
-                self._launch(self.buckets[self._next])
-                self._next += 1
-
-        return hook
+    def _arrived(self, bucket: Bucket, member: _Member) -> None:
+        if bucket.work is not None or member.seen >= self._backwards:
+            raise UnsupportedError(
+                f"parameter {member.name} got a gradient more than {self._backwards} time(s) in this step; call "
+                "start(backwards) before the backward passes of every step, with their number"
+            )
+        self._take(bucket, member)
+        bucket.missing -= 1
+        # A bucket never overtakes an earlier one: all ranks launch in the same order.
+        while self._next < len(self.buckets) and self.buckets[self._next].missing == 0:
+            self._launch(self.buckets[self._next])
+            self._next += 1
 
     @torch.no_grad()
     def _take(self, bucket: Bucket, member: _Member) -> None:
@@ -373,6 +371,18 @@ class GradientSync:
             owner = stop - start
         spans = [Span(m.name, m.begin, m.end) for m in bucket.members]
         return Feedback(spans, flat.numel(), axis=message.axis, owner_numel=owner, rollback=self.rollback)
+
+
+def _hook(sync: GradientSync, bucket: Bucket, member: _Member) -> Callable[[Tensor], None]:
+    """Tell ``sync`` of a gradient. Only weakly: what a parameter's hook holds is never collected."""
+    sync_ref, bucket_ref, member_ref = ref(sync), ref(bucket), ref(member)
+
+    def hook(_: Tensor) -> None:
+        to, full, part = sync_ref(), bucket_ref(), member_ref()
+        if to is not None and full is not None and part is not None:
+            to._arrived(full, part)
+
+    return hook
 
 
 def _assign(target: Tensor, value: Tensor) -> None:

@@ -32,7 +32,7 @@ def fuzz_codec(codec: Codec, cases: int, seed: int = 0) -> Counter[str]:
     found: Counter[str] = Counter()
     for _ in range(cases):
         dtype, numel = rng.choice(dtypes), rng.choice(_NUMELS)
-        frame = _damaged(_frame(codec, dtype, numel, rng), rng)
+        frame = rng.choice(_DAMAGES)(_frame(codec, dtype, numel, rng), rng)
         add = dtype.itemsize <= 4 and rng.random() < 0.3
         found[_decode(codec, frame, dtype, numel, add)] += 1
     return found
@@ -44,10 +44,6 @@ def _frame(codec: Codec, dtype: torch.dtype, numel: int, rng: random.Random) -> 
     checksum = rng.random() < 0.1
     room = torch.empty(wire.max_frame_nbytes(codec, numel, dtype, checksum=checksum), dtype=torch.uint8)
     return bytearray(room[: wire.pack(codec, x, room, checksum=checksum)].numpy().tobytes())
-
-
-def _damaged(frame: bytearray, rng: random.Random) -> bytearray:
-    return rng.choice(_DAMAGES)(frame, rng)
 
 
 def _flip(frame: bytearray, rng: random.Random) -> bytearray:

@@ -107,8 +107,7 @@ class Contestant:
         self.track = Track(**values)
 
     def close(self) -> None:
-        """End the training and the groups of this policy."""
-        self.trainer.close()
+        """End the groups of this policy."""
         for group in groups(self.mesh).values():
             dist.destroy_process_group(group)
 

@@ -111,10 +111,6 @@ class Trainer:
         share = 1 / (self.config.eval_batches * self.config.micro_batches * self.config.layout.dp)
         return sum_over_ranks([sum(losses) * share if self._reports else 0.0])[0]
 
-    def close(self) -> None:
-        """No more steps: parameters and groups can be collected once nobody else holds them."""
-        self._update.close()
-
     def weights(self) -> dict[str, Tensor]:
         """The parameters by name, sharing memory with the live ones; what tp or FSDP splits is a DTensor."""
         return self._update.weights()

@@ -57,9 +57,6 @@ class Update(Protocol):
     def weights_changed(self) -> None:
         """The tensors of ``weights`` were set from outside, those of ``state`` were not."""
 
-    def close(self) -> None:
-        """Let go of the parameters: what hooks hold is never collected."""
-
 
 def make_update(stages: Iterable[Stage], mesh: DeviceMesh, config: TrainConfig) -> Update:
     """The update for ``config.zero``; 2 and 3 change ``stages`` in place."""
@@ -152,9 +149,6 @@ class BucketUpdate:
     def weights_changed(self) -> None:
         self._sync.reset_masters()
 
-    def close(self) -> None:
-        self._sync.close()
-
 
 class FsdpUpdate:
     """ZeRO 2 and 3: FSDP2 on the dp axis. Parameters are fp32 shards; compute sees them in ``precision``."""
@@ -220,9 +214,6 @@ class FsdpUpdate:
         }
 
     def weights_changed(self) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 
