@@ -34,7 +34,7 @@ def _call(op: str, group: dist.ProcessGroup, x: torch.Tensor, part: torch.Tensor
     elif op == "all_gather":
         group.all_gather_single(x, part).wait()
     elif op == "reduce_scatter":
-        group.reduce_scatter_single(part, x).wait()
+        group.reduce_scatter_single(part, x, dist.ReduceScatterOptions()).wait()
     elif op == "broadcast":
         dist.broadcast(x, 0, group=group)
     return time.perf_counter() - start

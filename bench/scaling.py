@@ -8,10 +8,9 @@ root), and draws OUT/scaling.png. Every rank has the same batch throughout. Fini
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 from pathlib import Path
+
+from comparing import compare, read_options
 
 from thinwire.lab.report.schema import Result, load
 from thinwire.lab.report.style import house_style, looks, new_figure, set_title
@@ -30,11 +29,17 @@ def folder(out: Path, ranks: int, model: str) -> Path:
 
 def run(out: Path, ranks: int, model: str) -> None:
     """One comparison; up to four hosts, so that eight ranks share them in pairs as in the other results."""
-    command = [str(Path(sys.executable).with_name("thinwire")), "compare", "--layout", f"dp={ranks}"]
-    command += ["--hosts", str(min(ranks, 4)), "--model", model, "--link", LINK, "--steps", str(STEPS)]
-    command += ["--batch", str(PER_RANK * ranks), "--micro-batch", str(PER_RANK)]
-    command += ["--policies", ",".join(POLICIES), "--out", str(folder(out, ranks, model))]
-    subprocess.run(command, check=True)
+    compare(
+        folder(out, ranks, model),
+        POLICIES,
+        layout=f"dp={ranks}",
+        hosts=min(ranks, 4),
+        model=model,
+        link=LINK,
+        steps=STEPS,
+        batch=PER_RANK * ranks,
+        micro_batch=PER_RANK,
+    )
 
 
 def millions(model: str) -> str:
@@ -86,18 +91,16 @@ def _speed(result: Result, policy: str) -> float:
 
 def _limit(result: Result) -> float:
     (baseline,) = result.runs_of("bf16")
+    assert baseline.zero_comm_step_ms is not None, "compare measures it unless told not to"
     return baseline.step_ms_median / baseline.zero_comm_step_ms
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--draw", action="store_true", help="draw the figure of existing results only")
-    arguments = parser.parse_args()
-    if not arguments.draw:
+    options = read_options(__doc__.splitlines()[0])
+    if not options.draw_only:
         for key in dict.fromkeys([*RANKS, *MODELS]):
-            run(arguments.out, *key)
-    draw(arguments.out)
+            run(options.out, *key)
+    draw(options.out)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ hosts; needs root) and draws OUT/rates.png. A run that was interrupted goes on w
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from comparing import compare, read_options
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from thinwire.lab.report.schema import load
@@ -80,26 +78,11 @@ def draw(out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--draw", action="store_true", help="draw the figure of an existing result only")
-    arguments = parser.parse_args()
-    if not arguments.draw:
-        policies = ["none", "bf16", *write_policies(arguments.out / "policies")]
-        command = [str(Path(sys.executable).with_name("thinwire")), "compare"]
-        command += [
-            "--batch",
-            "8",
-            "--micro-batch",
-            "2",
-            "--steps",
-            str(STEPS),
-            "--seeds",
-            str(arguments.seeds),
-        ]
-        command += ["--link", LINK, "--policies", ",".join(policies), "--out", str(arguments.out)]
-        subprocess.run(command, check=True)
-    draw(arguments.out)
+    options = read_options(__doc__.splitlines()[0])
+    if not options.draw_only:
+        policies = ["none", "bf16", *write_policies(options.out / "policies")]
+        compare(options.out, policies, batch=8, micro_batch=2, steps=STEPS, link=LINK)
+    draw(options.out)
 
 
 if __name__ == "__main__":
