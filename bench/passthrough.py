@@ -2,9 +2,9 @@
 
     python bench/passthrough.py --out results/DATE_passthrough
 
-Ranks on the loopback, ops alternating between a plain gloo group and a thinwire group of policy ``none``, medians
-of each pair's ratio. Two ranks by default: more than there are cores, and the machine's scheduler is measured.
-Writes result.json and prints a table.
+Ranks on the loopback, ops alternating between a plain gloo group and a thinwire group of policy ``none``. A sample is
+the mean of several calls one after the other, so that how evenly the ranks leave the barrier before them matters little.
+Two ranks by default: more than there are cores, and the machine's scheduler is measured. Writes result.json and prints a table.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ from thinwire.lab.bench.record import command_line, environment, write_json
 from thinwire.launch import run_ranks
 
 SIZES = (1 << 20, 4 << 20, 16 << 20)
-REPEATS = 41
+REPEATS = 61
+CALLS = 8
+"""Calls in a sample."""
 
 
 def _call(op: str, group: dist.ProcessGroup, x: torch.Tensor, part: torch.Tensor) -> float:
+    """Seconds of one call, a sample's mean."""
     dist.barrier()
     start = time.perf_counter()
-    if op == "all_reduce":
-        dist.all_reduce(x, group=group)
-    elif op == "all_gather":
-        group.all_gather_single(x, part).wait()
-    elif op == "reduce_scatter":
-        group.reduce_scatter_single(part, x, dist.ReduceScatterOptions()).wait()
-    elif op == "broadcast":
-        dist.broadcast(x, 0, group=group)
-    return time.perf_counter() - start
+    for _ in range(CALLS):
+        if op == "all_reduce":
+            dist.all_reduce(x, group=group)
+        elif op == "all_gather":
+            group.all_gather_single(x, part).wait()
+        elif op == "reduce_scatter":
+            group.reduce_scatter_single(part, x, dist.ReduceScatterOptions()).wait()
+        elif op == "broadcast":
+            dist.broadcast(x, 0, group=group)
+    return (time.perf_counter() - start) / CALLS
 
 
 def measure(rank: int, world: int, report: Any) -> list[dict[str, Any]]:
@@ -78,7 +82,8 @@ def main() -> None:
         "environment": environment(),
         "command": command_line(),
         "ranks": arguments.ranks,
-        "repeats": REPEATS,
+        "samples": REPEATS,
+        "calls_per_sample": CALLS,
         "rows": rows,
     }
     write_json(out / "result.json", record)
