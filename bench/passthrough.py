@@ -4,7 +4,8 @@
 
 Ranks on the loopback, ops alternating between a plain gloo group and a thinwire group of policy ``none``. A sample is
 the mean of several calls one after the other, so that how evenly the ranks leave the barrier before them matters little.
-Two ranks by default: more than there are cores, and the machine's scheduler is measured. Writes result.json and prints a table.
+A second plain group takes part as a control: its ratio to the first says how much of a ratio is noise. Two ranks by
+default: with more than there are cores, the scheduler is measured. Writes result.json and prints a table.
 """
 
 from __future__ import annotations
@@ -45,26 +46,31 @@ def _call(op: str, group: dist.ProcessGroup, x: torch.Tensor, part: torch.Tensor
 
 
 def measure(rank: int, world: int, report: Any) -> list[dict[str, Any]]:
-    plain = dist.new_group(backend="gloo")
-    ours = init_mesh({"dp": world}, "none").get_group("dp")
+    groups = {
+        "plain": dist.new_group(backend="gloo"),
+        "control": dist.new_group(backend="gloo"),
+        "none": init_mesh({"dp": world}, "none").get_group("dp"),
+    }
     rows = []
     for op in ("all_reduce", "reduce_scatter", "all_gather", "broadcast"):
         for nbytes in SIZES:
             x, part = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4 // world)
-            pairs = []
+            seconds: dict[str, list[float]] = {name: [] for name in groups}
             for repeat in range(REPEATS + 2):
-                order = (plain, ours) if repeat % 2 else (ours, plain)
-                seconds = {id(group): _call(op, group, x, part) for group in order}
-                if repeat >= 2:
-                    pairs.append((seconds[id(plain)], seconds[id(ours)]))
+                turn = list(groups.items())
+                turn = turn[repeat % 3 :] + turn[: repeat % 3]
+                for name, group in turn:
+                    found = _call(op, group, x, part)
+                    if repeat >= 2:
+                        seconds[name].append(found)
+            medians = {name: statistics.median(times) for name, times in seconds.items()}
             rows.append(
                 {
                     "op": op,
                     "nbytes": nbytes,
-                    "plain_ms": 1e3 * statistics.median(a for a, _ in pairs),
-                    "none_ms": 1e3 * statistics.median(b for _, b in pairs),
-                    "ratio": statistics.median(b for _, b in pairs) / statistics.median(a for a, _ in pairs),
-                    "ratio_pairwise": statistics.median(b / a for a, b in pairs),
+                    **{f"{name}_ms": 1e3 * median for name, median in medians.items()},
+                    "ratio": medians["none"] / medians["plain"],
+                    "control_ratio": medians["control"] / medians["plain"],
                 }
             )
     return rows
@@ -87,11 +93,11 @@ def main() -> None:
         "rows": rows,
     }
     write_json(out / "result.json", record)
-    print(f"{'op':<16}{'MiB':>6}{'plain ms':>12}{'none ms':>12}{'ratio':>9}{'pairwise':>10}")
+    print(f"{'op':<16}{'MiB':>6}{'plain ms':>12}{'control ms':>12}{'none ms':>12}{'control':>10}{'none':>9}")
     for row in rows:
+        times = "".join(f"{row[name + '_ms']:>12.2f}" for name in ("plain", "control", "none"))
         print(
-            f"{row['op']:<16}{row['nbytes'] / 2**20:>6.0f}{row['plain_ms']:>12.2f}{row['none_ms']:>12.2f}"
-            f"{row['ratio']:>9.3f}{row['ratio_pairwise']:>10.3f}"
+            f"{row['op']:<16}{row['nbytes'] / 2**20:>6.0f}{times}{row['control_ratio']:>10.3f}{row['ratio']:>9.3f}"
         )
 
 
