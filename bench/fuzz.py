@@ -23,8 +23,15 @@ MORE = (
     "mpc:dim=32",
     "int4:block=32",
     "int8:block=4096",
+    "fp8:e5m2,block=32",
+    "mxfp8:e5m2",
+    "topk:k=7,bits=2",
+    "bounded:abs=0.1",
+    "bounded:rel=0.01",
+    "hadamard|int4",
 )
-"""Beside every codec with its default parameters."""
+"""Beside every codec with its default parameters, if it has some."""
+NO_DEFAULTS = ("zfp", "bounded")
 MOST_GROWTH = 256 << 20
 """Bytes of memory; the largest frame here has 16 KiB."""
 
@@ -35,7 +42,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=100_000, help="over all codecs")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    specs = [*(parse(name) for name in list_codecs() if name != "zfp"), *map(parse, MORE)]
+    specs = [*(parse(name) for name in list_codecs() if name not in NO_DEFAULTS), *map(parse, MORE)]
     checked = os.environ.get("NUMBA_BOUNDSCHECK") == "1"
     print(f"bounds checking of kernels: {'on' if checked else 'off'}")
     for codec in specs:

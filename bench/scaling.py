@@ -49,11 +49,12 @@ def millions(model: str) -> str:
 def draw(out: Path) -> None:
     """Speed relative to the bf16 wire of the same run."""
     results = {key: load(folder(out, *key) / "result.json") for key in {*RANKS, *MODELS}}
+    gains = [_speed(result, "balanced") for result in results.values()]
     with house_style():
         figure = new_figure(3.9)
         top = set_title(
             figure,
-            "Speed against ranks and model size",
+            f"balanced is {min(gains):.1f} to {max(gains):.1f} times as fast as a bf16 wire, over ranks and model sizes",
             f"Samples per second relative to the bf16 wire of the same run; dp, ZeRO-1, {LINK} per host, {PER_RANK} "
             "sequences per rank.",
         )
@@ -76,6 +77,7 @@ def draw(out: Path) -> None:
                 label="no communication",
             )
             panel.set_xticks(range(len(keys)), ticks)
+            panel.set_xlim(-0.3, len(keys) - 0.7)
             panel.set_xlabel(label)
         panels[0].set_ylabel("speed (bf16 wire = 1)")
         panels[0].set_ylim(bottom=0)

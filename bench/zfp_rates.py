@@ -54,8 +54,8 @@ def draw(out: Path) -> None:
         top = set_title(
             figure,
             "Where ZFP may be coarse: validation loss and step time by axis and rate",
-            f"ZFP on one axis, nothing else compressed; {plain.steps} steps, one seed, {result.link.spec} "
-            "between four hosts. Below zero is better in both panels.",
+            f"ZFP on one axis, nothing else compressed; {plain.steps} steps, one seed, {result.link.spec} links. "
+            "Below zero is better.",
         )
         panels = figure.subplots(1, 2)
         figure.subplots_adjust(left=0.09, right=0.985, bottom=0.24, top=top, wspace=0.26)

@@ -176,3 +176,30 @@ def test_used_codecs_are_those_of_all_ops_roles_and_dtypes() -> None:
         "bf16",
         "int8:block=128,round=nearest",
     }
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        'reduce = "topk"',
+        'reduce = "sign"\nfeedback = false',
+        'gather = "topk"\nfeedback = true',
+        'send = "topk"',
+        'feedback = true\n[axis.dp.role.activation]\nall_reduce = "sign"',
+    ],
+)
+def test_codecs_that_need_feedback(tmp_path: Path, entries: str) -> None:
+    """Refused where there is none, unless it is asked for by name."""
+    path = tmp_path / "p.toml"
+    path.write_text(f"[axis.dp]\n{entries}\n")
+    with pytest.raises(SpecError, match=r"needs error feedback.*allow_without_feedback"):
+        from_toml(path)
+    path.write_text(f"[axis.dp]\nallow_without_feedback = true\n{entries}\n")
+    assert from_toml(path).axis("dp").compresses
+
+
+def test_sparse_gradients_with_feedback(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text('[axis.dp]\nreduce = "topk:k=64,bits=4"\nfeedback = true\n')
+    codec = from_toml(path).axis("dp").codec("all_reduce", "gradient", torch.bfloat16, 1 << 20)
+    assert str(codec) == "topk:k=64,bits=4"

@@ -72,6 +72,9 @@ class ByDtype:
     def get(self, dtype: torch.dtype) -> Codec:
         return getattr(self, str(dtype).removeprefix("torch."), NONE)
 
+    def codecs(self) -> tuple[Codec, ...]:
+        return tuple(getattr(self, name) for name in _DTYPES)
+
     def __str__(self) -> str:
         if self.float32 == self.bfloat16 == self.float16:
             return str(self.float32)
@@ -97,6 +100,7 @@ class AxisPolicy:
     codecs: by op. roles: overrides by role. feedback: error-feedback residuals for reduced gradients.
     difference: gathered parameters travel as the difference to what was sent last. min_nbytes: smaller
     messages pass through. algorithm: see :class:`~thinwire.collectives.options.CallOptions`.
+    allow_without_feedback: accept codecs that need error feedback (topk, sign) where there is none.
     """
 
     codecs: Codecs = field(default_factory=dict)
@@ -105,12 +109,27 @@ class AxisPolicy:
     difference: bool = False
     min_nbytes: int = 4096
     algorithm: Algorithm = "two_shot"
+    allow_without_feedback: bool = False
 
     def __post_init__(self) -> None:
         if self.feedback and self.algorithm == "ring":
             raise SpecError(
                 "feedback = true needs algorithm = two_shot: a ring encodes sums, which have no residual"
             )
+        if not self.allow_without_feedback:
+            self._check_feedback()
+
+    def _check_feedback(self) -> None:
+        """Raise SpecError if a codec that training stands only with error feedback is used without."""
+        for role, table in {"gradient": self.codecs, **self.roles}.items():
+            for op, choice in table.items():
+                covered = self.feedback and role == "gradient" and op in _GROUPS_OF_OPS["reduce"]
+                for codec in choice.codecs():
+                    if codec.needs_feedback and not covered:
+                        raise SpecError(
+                            f"{op} = {codec}: {codec.name} needs error feedback, which gradients get in all_reduce and "
+                            "reduce_scatter with feedback = true; allow_without_feedback = true sends it all the same"
+                        )
 
     def codec(self, op: str, role: str, dtype: torch.dtype, nbytes: int) -> Codec:
         """The codec of a message; ``none`` if nothing is said about it, or if it is small or not of floats."""
@@ -155,8 +174,7 @@ class Policy:
 
     def used_codecs(self) -> set[Codec]:
         """Every codec that some message may get."""
-        choices = [choice for policy in self.axes.values() for choice in policy.choices()]
-        return {getattr(choice, name) for choice in choices for name in _DTYPES}
+        return {c for policy in self.axes.values() for choice in policy.choices() for c in choice.codecs()}
 
     def without_feedback(self) -> Policy:
         """The same codecs, no residuals."""
@@ -203,6 +221,7 @@ def from_dict(table: Mapping[str, Any], name: str) -> Policy:
 _SETTINGS: dict[str, Callable[[Any], bool]] = {
     "feedback": lambda v: isinstance(v, bool),
     "difference": lambda v: isinstance(v, bool),
+    "allow_without_feedback": lambda v: isinstance(v, bool),
     "min_nbytes": lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0,
     "algorithm": lambda v: v in get_args(Algorithm),
 }

@@ -19,12 +19,15 @@ SPECS = (
     "int4:block=32,round=stochastic",
     "int6", "int5:block=32,round=stochastic", "int3", "int2:block=96", "zfp:rate=3",
     "zfp:rate=8", "zfp:rate=32", "mpc:dim=1", "mpc:dim=32", "exponent",
+    "fp8", "fp8:e5m2,block=32", "e3m0", "mxfp8", "mxfp8:e5m2", "mxfp4", "nvfp4", "sign", "sign:block=96", "topk",
+    "topk:k=7,bits=2", "bounded:abs=0.01", "bounded:rel=0.001",
+    "hadamard|int4", "hadamard:block=32|int8:block=96", "hadamard|nvfp4",
 )  # fmt: skip
 
 
 def test_every_codec_is_checked() -> None:
     ours = {name for name, cls in list_codecs().items() if cls.__module__.startswith("thinwire.")}
-    assert {parse(spec).name for spec in SPECS} == ours
+    assert {parse(spec).name for spec in SPECS} == ours | {"chain"}
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -14,13 +14,15 @@ from thinwire.codecs import Bf16Codec, Codec, list_codecs, parse
 from thinwire.testing import fuzz_codec
 
 CASES = 300
+SPECS = {"zfp": "zfp:rate=8", "bounded": "bounded:abs=0.1"}
+"""Where a codec needs parameters."""
 
 
 @pytest.mark.parametrize(
     "name", [n for n, c in list_codecs().items() if c.__module__.startswith("thinwire.")]
 )
 def test_damaged_frames_are_refused_or_decoded(name: str) -> None:
-    found = fuzz_codec(parse(f"{name}:rate=8" if name == "zfp" else name), CASES)
+    found = fuzz_codec(parse(SPECS.get(name, name)), CASES)
     assert found.total() == CASES
     assert (
         min(found["accepted"], found["refused"]) > CASES / 10

@@ -43,11 +43,26 @@ SPECS = (
     "int2",
     "int2:block=96,round=stochastic",
     "exponent",
+    "fp8:e4m3",
+    "fp8:e5m2,block=32",
+    "e3m0",
+    "mxfp8:e4m3",
+    "mxfp8:e5m2",
+    "mxfp4",
+    "nvfp4",
+    "sign",
+    "sign:block=32",
+    "topk",
+    "topk:k=7,bits=2",
+    "bounded:abs=0.01",
+    "bounded:rel=0.001",
+    "hadamard|int4",
+    "hadamard:block=32|int8:block=64",
 )
 """Every codec, with parameters that take every path. Append; do not change."""
 
 NUMEL = 333
-LONGER = {"exponent": 3000}
+LONGER = {"exponent": 3000, "nvfp4": 1500, "topk": 9000, "bounded": 5000}
 """By codec: where a message of NUMEL values does not take every path."""
 SEED = 0x1234_5678_9ABC_DEF0
 
@@ -74,7 +89,7 @@ def bits(x: Tensor) -> np.ndarray:
 
 
 def name(codec: Codec, dtype: torch.dtype) -> str:
-    spec = str(codec).replace(":", "-").replace("=", "").replace(",", "-")
+    spec = str(codec).replace("|", "-then-").replace(":", "-").replace("=", "").replace(",", "-")
     return f"{spec}-{str(dtype).removeprefix('torch.')}.npz"
 
 

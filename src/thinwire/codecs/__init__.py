@@ -5,21 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .base import Codec
+from .blockfloat import E3m0Codec, Fp8Codec, Mxfp4Codec, Mxfp8Codec, Nvfp4Codec
 from .blockint import Int2Codec, Int3Codec, Int4Codec, Int5Codec, Int6Codec, Int8Codec
+from .bounded import BoundedCodec
 from .cast import Bf16Codec, Fp16Codec
+from .chain import ChainCodec, Hadamard
 from .exponent import ExponentCodec
 from .mpc import MpcCodec
 from .none import NoneCodec
-from .registry import list_codecs, parse, register
+from .registry import list_codecs, register
+from .sign import SignCodec
+from .spec import parse
+from .topk import TopkCodec
 from .zfp import ZfpCodec
 
-_WITH_KERNELS = ("int8", "int4", "zfp:rate=8", "mpc:dim=1", "exponent")
+_WITH_KERNELS = (
+    "int8",
+    "int4",
+    "zfp:rate=8",
+    "mpc:dim=1",
+    "exponent",
+    "fp8",
+    "sign",
+    "topk",
+    "bounded:abs=1",
+)
 
 __all__ = [
     "Bf16Codec",
+    "BoundedCodec",
+    "ChainCodec",
     "Codec",
+    "E3m0Codec",
     "ExponentCodec",
+    "Fp8Codec",
     "Fp16Codec",
+    "Hadamard",
     "Int2Codec",
     "Int3Codec",
     "Int4Codec",
@@ -27,7 +48,12 @@ __all__ = [
     "Int6Codec",
     "Int8Codec",
     "MpcCodec",
+    "Mxfp4Codec",
+    "Mxfp8Codec",
     "NoneCodec",
+    "Nvfp4Codec",
+    "SignCodec",
+    "TopkCodec",
     "ZfpCodec",
     "list_codecs",
     "parse",

@@ -35,6 +35,8 @@ class Codec(ABC):
     fixed_size: ClassVar[bool]
     """The payload's size follows from (numel, dtype) alone, so ranks need not exchange sizes."""
     dtypes: ClassVar[frozenset[torch.dtype]] = FLOAT_DTYPES
+    needs_feedback: ClassVar[bool] = False
+    """So coarse or biased that training needs error feedback with it; policies refuse it elsewhere."""
 
     @property
     def granule(self) -> int:
@@ -89,7 +91,8 @@ class Codec(ABC):
     def decode_add(self, payload: Tensor, out: Tensor, dtype: torch.dtype) -> None:
         """Add the values of ``payload`` to ``out``, an fp32 tensor. dtype: the one that was encoded.
 
-        The sum is ``out + float32(decoded value)``, one rounding. Raises as :meth:`decode`.
+        The sum is ``out + float32(decoded value)``, one rounding; sparse codecs leave out the zeros (so a negative
+        zero in ``out`` stays one). Raises as :meth:`decode`.
         """
         if out.dtype != torch.float32 or not out.is_contiguous():
             raise UnsupportedError(f"{self}: decode_add needs a contiguous float32 output, got {out.dtype}")

@@ -14,6 +14,7 @@ its extreme comes back exactly, so a constant block does. Normative layout and e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor
 
 from ..errors import SpecError
-from .base import CpuOnly
 from .cpu import blockint as kernels
+from .kernel import KernelCodec, bits_of, with_rounding
 from .registry import register
 
 _NO_RESIDUAL = np.empty(0, np.float32)
@@ -30,7 +31,7 @@ _FLT_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
-class BlockInt(CpuOnly):
+class BlockInt(KernelCodec):
     """Integers of ``bits`` bits with one fp32 scale per ``block`` values. fp32, fp16, bf16; any numel.
 
     block: a multiple of 32 from 32 to 65536. round: ``nearest`` (ties to even) or ``stochastic`` (unbiased; the
@@ -44,7 +45,8 @@ class BlockInt(CpuOnly):
     round: str = "nearest"
 
     lossless: ClassVar[bool] = False
-    fixed_size: ClassVar[bool] = True
+    kernels: ClassVar[ModuleType] = kernels
+    cuda_kernels: ClassVar[str | None] = "blockint"
     planes: ClassVar[tuple[int, ...]]
     """Bits of a code in each part of the payload, low bits first: whole bytes are made of equal pieces."""
 
@@ -73,32 +75,30 @@ class BlockInt(CpuOnly):
         return 4 * -(-numel // self.block) + sum(-(-numel * width // 8) for width in self.planes)
 
     def _encode(self, x: Tensor, out: Tensor, seed: int) -> int:
-        return self._encode_with(x, out, _NO_RESIDUAL, seed)
+        return self._encode_with(x, out, None, seed)
 
     def _encode_residual(self, x: Tensor, out: Tensor, residual: Tensor, seed: int) -> int:
-        return self._encode_with(x, out, residual.numpy(), seed)
+        return self._encode_with(x, out, residual, seed)
 
-    def _encode_with(self, x: Tensor, out: Tensor, residual: Any, seed: int) -> int:
-        size = self.max_nbytes(x.numel(), x.dtype)
+    def _encode_with(self, x: Tensor, out: Tensor, residual: Tensor | None, seed: int) -> int:
+        size, stochastic = self.max_nbytes(x.numel(), x.dtype), self.round == "stochastic"
+        if x.is_cuda:
+            self._on_cuda().encode(x, out[:size], residual, self.block, self._q, stochastic, seed)
+            return size
         kernels.encode(
-            _bits(x),
+            bits_of(x),
             x.dtype == torch.float16,
             out[:size].numpy(),
-            residual,
-            np.uint64(self.block),
-            self._q,
-            self.round == "stochastic",
+            _NO_RESIDUAL if residual is None else residual.numpy(),
+            *self._parameters,
+            stochastic,
             np.uint64(seed & 0xFFFFFFFFFFFFFFFF),
         )
         return size
 
-    def _decode(self, payload: Tensor, out: Tensor) -> None:
-        values = out.numpy() if out.dtype == torch.float32 else _bits(out)
-        kernels.decode(payload.numpy(), values, out.dtype == torch.float16, np.uint64(self.block), self._q)
-
-    def _decode_add(self, payload: Tensor, out: Tensor, dtype: torch.dtype) -> None:
-        half, narrow = dtype == torch.float16, dtype != torch.float32
-        kernels.decode_add(payload.numpy(), out.numpy(), half, narrow, np.uint64(self.block), self._q)
+    @property
+    def _parameters(self) -> tuple[Any, ...]:
+        return np.uint64(self.block), self._q
 
     def error_bound(self, x: Tensor) -> Tensor:
         """step/2 (nearest) or one step (stochastic), plus what fp32 and the dtype round; inf in a non-finite block.
@@ -121,13 +121,11 @@ class BlockInt(CpuOnly):
         # Only where c was cut at FLT_MAX can the smaller side need code Q, one step more than there is.
         whole = (c >= _FLT_MAX) if self.round == "nearest" else torch.ones_like(finite)
         bound = torch.where(whole, step, step / 2)
-        info = torch.finfo(x.dtype)
         u32 = 2.0**-24
         magnitude = rows.abs() + step
         # fp32: of x / step, of step's smaller side, of the product; each relative to values below magnitude.
         bound = bound + 4 * u32 * magnitude + (q + 1) * 2.0**-149
-        if x.dtype != torch.float32:
-            bound = bound + info.eps / 2 * magnitude + info.smallest_normal * info.eps / 2
+        bound = with_rounding(bound, magnitude, x.dtype)
         bound = torch.where(finite, bound, torch.full_like(bound, torch.inf))
         return bound.reshape(-1)[: flat.numel()].reshape(x.shape)
 
@@ -184,8 +182,3 @@ class Int2Codec(BlockInt):
 
     name: ClassVar[str] = "int2"
     planes: ClassVar[tuple[int, ...]] = (2,)
-
-
-def _bits(x: Tensor) -> Any:
-    """The values' bits as a flat numpy array: int32 for fp32, uint16 for 16-bit dtypes."""
-    return x.numpy().view(np.int32) if x.dtype == torch.float32 else x.view(torch.uint16).numpy()

@@ -14,13 +14,11 @@ integer arithmetic, and fastmath stays off. Indices are unsigned, which spares n
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba import njit
+
+from .values import INF, load, prefetch, store
 
 _SIGN = np.int32(-(2**31))
-_INF = np.int32(0x7F800000)
 _NAN = np.float32(np.nan)  # 0x7FC00000
 _MAX = np.finfo(np.float32).max
 _MAGIC = np.float32(1.5 * 2**23)  # adding it leaves round-half-even(y) in the low mantissa bits
@@ -28,22 +26,6 @@ _MAGIC_BITS = np.int32(0x4B400000)
 _TINY = np.float32(2.0**-100)  # below it c/q could be subnormal: divide at 2**100 times the size
 _LIFT = np.float32(2.0**100)
 _WHOLE = np.uint64(2**64 - 32)  # block & _WHOLE is block, and tells the compiler that 32 divides it
-
-
-@intrinsic
-def _prefetch(typingctx, array, index):
-    """Ask for the cache line of array[index], for reading. The index may lie beyond the end: no access happens."""
-
-    def codegen(context, builder, signature, args):
-        source = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
-        address = builder.bitcast(builder.gep(source.data, [args[1]]), ir.IntType(8).as_pointer())
-        i32 = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), i32, i32, i32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [address, i32(0), i32(3), i32(1)])
-        return context.get_dummy_value()
-
-    return types.none(array, index), codegen
 
 
 @njit(nogil=True, cache=True)
@@ -68,94 +50,6 @@ def _random24(lane, k0, k1):
     return np.int32(h >> np.uint32(8))
 
 
-@njit(nogil=True, cache=True)
-def _narrow(v, half):
-    """fp32 to the bits of fp16 (half) or bf16: nearest even, finite values stay finite, NaN is quiet."""
-    u = np.float32(v).view(np.int32)
-    a = np.int32(u & np.int32(0x7FFFFFFF))
-    sign = np.int32((u >> np.int32(16)) & np.int32(0x8000))
-    if half:
-        r = np.int32(
-            np.int32(a - np.int32(0x38000000 - 0xFFF) + ((a >> np.int32(13)) & np.int32(1))) >> np.int32(13)
-        )
-        r = np.int32(min(r, np.int32(0x7BFF)))
-        # 0.5 has the ulp 2**-24, which is fp16's subnormal step.
-        s = np.float32(np.int32(a).view(np.float32) + np.float32(0.5)).view(np.int32)
-        r = np.int32(s - np.int32(0x3F000000)) if a < np.int32(0x38800000) else r
-        r = np.int32(0x7E00) if a > _INF else r
-    else:
-        r = np.int32(np.int32(a + np.int32(0x7FFF) + ((a >> np.int32(16)) & np.int32(1))) >> np.int32(16))
-        r = np.int32(min(r, np.int32(0x7F7F)))
-        r = np.int32(0x7FC0) if a > _INF else r
-    return np.uint16(r | sign)
-
-
-@njit(nogil=True, cache=True)
-def _widen(h, half):
-    """The bits of an fp16 (half) or bf16 value to fp32 bits, exactly."""
-    u = np.int32(h)
-    if half:
-        a = np.int32((u & np.int32(0x7FFF)) << np.int32(13))
-        r = np.int32(a + np.int32(0x38000000))
-        r = np.int32(a + np.int32(0x70000000)) if a >= np.int32(0x0F800000) else r
-        s = np.float32(np.int32(a + np.int32(0x38800000)).view(np.float32) - np.float32(2.0**-14)).view(
-            np.int32
-        )
-        r = s if a < np.int32(0x00800000) else r
-        return np.int32(r | np.int32((u & np.int32(0x8000)) << np.int32(16)))
-    return np.int32(u << np.int32(16))
-
-
-def _load(x, first, n, half, bits):
-    """The n values of x from ``first`` as fp32 bits."""
-
-
-@overload(_load)
-def _load_overload(x, first, n, half, bits):
-    if x.dtype == types.int32:
-
-        def load32(x, first, n, half, bits):
-            for j in range(n):
-                bits[j] = x[first + j]
-
-        return load32
-
-    def load16(x, first, n, half, bits):
-        if half:
-            for j in range(n):
-                bits[j] = _widen(x[first + j], True)
-        else:
-            for j in range(n):
-                bits[j] = _widen(x[first + j], False)
-
-    return load16
-
-
-def _store(values, out, first, n, half):
-    """n values to out from ``first``, rounded to its dtype."""
-
-
-@overload(_store)
-def _store_overload(values, out, first, n, half):
-    if out.dtype == types.float32:
-
-        def store32(values, out, first, n, half):
-            for j in range(n):
-                out[first + j] = values[j]
-
-        return store32
-
-    def store16(values, out, first, n, half):
-        if half:
-            for j in range(n):
-                out[first + j] = _narrow(values[j], True)
-        else:
-            for j in range(n):
-                out[first + j] = _narrow(values[j], False)
-
-    return store16
-
-
 @njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
 def _scale(bits, at, n, q):
     """c of a block of fp32 bits: NaN for a block with NaN or Inf, 0 for zeros."""
@@ -164,7 +58,7 @@ def _scale(bits, at, n, q):
     for j in range(n):
         high = np.int32(max(high, bits[at + j]))
         low = np.int32(max(low, np.int32(bits[at + j] ^ _SIGN)))
-    if max(high, low) >= _INF:
+    if max(high, low) >= INF:
         return _NAN
     big = np.int32(max(high, low)).view(np.float32)
     small = np.int32(min(high, low)).view(np.float32)
@@ -345,7 +239,7 @@ def encode(x, half, payload, residual, block, q, stochastic, seed):
     line = np.uint64(64 // x.itemsize)
     for first in range(np.uint64(0), size, tile):
         n = min(tile, size - first)
-        _load(x, first, n, half, bits)
+        load(x, first, n, half, bits)
         for j in range(n, tile):
             bits[j] = np.int32(0)
         b0 = first // block
@@ -355,7 +249,7 @@ def encode(x, half, payload, residual, block, q, stochastic, seed):
         for g in range(count):
             ahead = first + tile + g * block  # the memory works on the next tile while this one is computed
             for j in range(np.uint64(0), block, line):
-                _prefetch(x, ahead + j)
+                prefetch(x, ahead + j)
             key = _block_key(seed, b0 + g)
             _quantize(inputs, g * block, block, q, scales[g], stochastic, key, codes)
         for j in range(np.uint64(4) * count):
@@ -391,7 +285,7 @@ def decode(payload, out, half, block, q):
         _unpack(payload, at, high_at, n, codes, pairs, quads, octets, q)
         for g in range(count):
             _values(codes, g * block, block, scales[g], q, values)
-        _store(values, out, first, n, half)
+        store(values, out, first, n, half)
 
 
 @njit(nogil=True, cache=True)
@@ -420,7 +314,7 @@ def decode_add(payload, out, half, narrow, block, q):
         for g in range(count):
             _values(codes, g * block, block, scales[g], q, values)
         if narrow:
-            _store(values, narrowed, np.uint64(0), tile, half)
-            _load(narrowed, np.uint64(0), tile, half, value_bits)
+            store(values, narrowed, np.uint64(0), tile, half)
+            load(narrowed, np.uint64(0), tile, half, value_bits)
         for j in range(n):
             out[first + j] += values[j]

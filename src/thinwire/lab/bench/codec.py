@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ...codecs import Codec
+from .peers import Peer
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,21 +21,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CodecRow:
-    """One codec on one tensor. Speeds are bytes of the tensor per second, in one thread, medians over repeats."""
+    """One codec on one tensor. Speeds are bytes of the tensor per second in ``threads`` threads, medians over repeats."""
 
     spec: str
     lossless: bool
+    dtype: str
+    nbytes: int
+    threads: int
     ratio: float
     """Raw bytes / payload bytes."""
     rel_l2: float
     """L2 norm of decoded - x over that of x."""
     max_err: float
     """Largest |decoded - x| over the root mean square of x."""
+    bias: float
+    """Mean of sign(x) * (decoded - x) over the mean of |x|: what is lost (negative) or gained of the magnitude."""
     encode_gb_s: float
     decode_gb_s: float
-    decode_add_gb_s: float
+    decode_add_gb_s: float | None
+    """None: not there (peers)."""
     copy_gb_s: float
-    """``copy_`` of the same tensor, timed in turn with the codec."""
+    """``copy_`` of the same tensor in as many threads, timed in turn with the codec."""
 
 
 def sample(rows: int = 2048, columns: int = 1024, seed: int = 0) -> Tensor:
@@ -43,51 +51,109 @@ def sample(rows: int = 2048, columns: int = 1024, seed: int = 0) -> Tensor:
     return torch.randn(rows, columns, generator=rng) * scale
 
 
-def measure(codec: Codec, x: Tensor, repeats: int = 5) -> CodecRow:
-    """Time ``codec`` on x (contiguous, on the CPU), after one untimed run, and compare x with what comes back."""
-    payload = torch.empty(codec.max_nbytes(x.numel(), x.dtype), dtype=torch.uint8)
-    payload = payload[: codec.encode(x, payload)]
-    room = torch.empty(codec.max_nbytes(x.numel(), x.dtype), dtype=torch.uint8)
-    decoded, copied, total = torch.empty_like(x), torch.empty_like(x), torch.zeros(x.shape)
-    calls: list[Callable[[], object]] = [
-        lambda: copied.copy_(x),
-        lambda: codec.encode(x, room),
-        lambda: codec.decode(payload, decoded),
-        lambda: codec.decode_add(payload, total, x.dtype),
+def measure(codec: Codec, x: Tensor, repeats: int = 5, threads: int = 1) -> CodecRow:
+    """Time ``codec`` on x (contiguous, on the CPU), and compare x with what comes back.
+
+    threads: the tensor is cut at multiples of the codec's granule and each thread codes a part, as collectives do
+    with their chunks.
+    """
+    flat = x.reshape(-1)
+    decoded, copied, total = torch.empty_like(flat), torch.empty_like(flat), torch.zeros(flat.numel())
+    spans = _spans(flat.numel(), codec.granule, threads)
+    rooms = [torch.empty(codec.max_nbytes(b - a, x.dtype), dtype=torch.uint8) for a, b in spans]
+    payloads = [
+        room[: codec.encode(flat[a:b], room)].clone() for (a, b), room in zip(spans, rooms, strict=True)
     ]
-    copy_s, encode_s, decode_s, add_s = _alternate(calls, repeats)
-    exact, error = x.double(), decoded.double() - x.double()
-    norm = float(exact.norm()) or 1.0
-    nbytes = x.numel() * x.element_size()
+    parts = list(zip(spans, rooms, payloads, strict=True))
+    each = {
+        "encode": lambda part: codec.encode(flat[slice(*part[0])], part[1]),
+        "decode": lambda part: codec.decode(part[2], decoded[slice(*part[0])]),
+        "add": lambda part: codec.decode_add(part[2], total[slice(*part[0])], x.dtype),
+    }
+    with ThreadPoolExecutor(threads) as pool:
+
+        def spread(work: Callable[[Any], object]) -> Callable[[], object]:
+            return (lambda: work(parts[0])) if len(parts) == 1 else (lambda: list(pool.map(work, parts)))
+
+        calls = [lambda: copied.copy_(flat), *map(spread, each.values())]
+        copy_s, encode_s, decode_s, add_s = _alternate(calls, repeats, threads)
+    compared = _compare(flat, decoded, sum(payload.numel() for payload in payloads))
     return CodecRow(
         spec=str(codec),
         lossless=codec.lossless,
-        ratio=nbytes / max(payload.numel(), 1),
-        rel_l2=float(error.norm()) / norm,
-        max_err=float(error.abs().max()) / (norm / x.numel() ** 0.5) if x.numel() else 0.0,
-        encode_gb_s=nbytes / encode_s / 1e9,
-        decode_gb_s=nbytes / decode_s / 1e9,
-        decode_add_gb_s=nbytes / add_s / 1e9,
-        copy_gb_s=nbytes / copy_s / 1e9,
+        threads=threads,
+        encode_gb_s=x.nbytes / encode_s / 1e9,
+        decode_gb_s=x.nbytes / decode_s / 1e9,
+        decode_add_gb_s=x.nbytes / add_s / 1e9,
+        copy_gb_s=x.nbytes / copy_s / 1e9,
+        **compared,
     )
 
 
-def _alternate(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+def measure_peer(peer: Peer, x: Tensor, repeats: int = 5) -> CodecRow:
+    """The same of another library, in one thread and as it is called: it allocates its outputs."""
+    flat, copied = x.reshape(-1), torch.empty_like(x.reshape(-1))
+    payload = peer.encode(flat)
+    calls = [lambda: copied.copy_(flat), lambda: peer.encode(flat), lambda: peer.decode(payload, flat)]
+    copy_s, encode_s, decode_s = _alternate(calls, repeats, 1)
+    return CodecRow(
+        spec=peer.name,
+        lossless=peer.lossless,
+        threads=1,
+        encode_gb_s=x.nbytes / encode_s / 1e9,
+        decode_gb_s=x.nbytes / decode_s / 1e9,
+        decode_add_gb_s=None,
+        copy_gb_s=x.nbytes / copy_s / 1e9,
+        **_compare(flat, peer.decode(payload, flat), len(payload)),
+    )
+
+
+def _spans(numel: int, granule: int, parts: int) -> list[tuple[int, int]]:
+    """Up to ``parts`` equal runs of values that begin at multiples of the granule."""
+    step = -(-numel // parts // granule) * granule or granule
+    return [(a, min(a + step, numel)) for a in range(0, max(numel, 1), step)]
+
+
+def _compare(x: Tensor, decoded: Tensor, payload_nbytes: int) -> dict[str, Any]:
+    exact, error = x.double(), decoded.double() - x.double()
+    norm = float(exact.norm()) or 1.0
+    size = float(exact.abs().sum()) or 1.0
+    return {
+        "dtype": str(x.dtype).removeprefix("torch."),
+        "nbytes": x.nbytes,
+        "ratio": x.nbytes / max(payload_nbytes, 1),
+        "rel_l2": float(error.norm()) / norm,
+        "max_err": float(error.abs().max()) / (norm / x.numel() ** 0.5) if x.numel() else 0.0,
+        "bias": float((exact.sign() * error).sum()) / size,
+    }
+
+
+_LEAST_S = 2e-3  # of a timed sample: short calls are repeated in it
+
+
+def _alternate(calls: Sequence[Callable[[], object]], repeats: int, threads: int) -> list[float]:
     """Median seconds of each call; the calls take turns, so that a disturbance hits all of them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
+        counts = []
         for call in calls:
             call()
+            counts.append(max(1, int(_LEAST_S / max(_seconds(call, 1), 1e-7))))
         seconds: list[list[float]] = [[] for _ in calls]
         for _ in range(repeats):
-            for call, times in zip(calls, seconds, strict=True):
-                start = time.perf_counter()
-                call()
-                times.append(time.perf_counter() - start)
+            for call, count, times in zip(calls, counts, seconds, strict=True):
+                times.append(_seconds(call, count))
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
     return [median(times) for times in seconds]
+
+
+def _seconds(call: Callable[[], object], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - start) / count
 
 
 def table(rows: Sequence[CodecRow]) -> Table:
@@ -104,5 +170,7 @@ def table(rows: Sequence[CodecRow]) -> Table:
     for row in rows:
         errors = ("lossless", "") if row.lossless else (f"{row.rel_l2:.1e}", f"{row.max_err:.1e}")
         speeds = (row.encode_gb_s, row.decode_gb_s, row.decode_add_gb_s, row.copy_gb_s)
-        shown.add_row(row.spec, f"{row.ratio:.2f}", *errors, *(f"{s:.2f}" for s in speeds))
+        shown.add_row(
+            row.spec, f"{row.ratio:.2f}", *errors, *("" if s is None else f"{s:.2f}" for s in speeds)
+        )
     return shown

@@ -2,6 +2,7 @@
 
 import click
 
+from .bench import bench
 from .codecs import codecs
 from .compare import compare
 from .doctor import doctor
@@ -18,7 +19,7 @@ def command() -> None:
     """
 
 
-for _sub in (train, compare, codecs, doctor):
+for _sub in (train, compare, codecs, bench, doctor):
     command.add_command(_sub)
 
 __all__ = ["command"]

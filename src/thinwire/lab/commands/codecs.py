@@ -8,9 +8,10 @@ from rich.console import Console
 from ...codecs import parse
 from ..bench.codec import measure, sample, table
 
-_SHOWN = (
-    "none", "bf16", "fp16", "int8", "int4", "int4:round=stochastic", "zfp:rate=8", "zfp:rate=12", "zfp:rate=16",
-    "zfp:rate=24", "mpc:dim=1",
+SHOWN = (
+    "none", "bf16", "fp16", "int8", "int6", "int5", "int4", "int4:round=stochastic", "hadamard|int4", "int3", "int2",
+    "fp8", "mxfp8", "mxfp4", "nvfp4", "e3m0", "sign", "topk", "zfp:rate=8", "zfp:rate=12", "zfp:rate=16", "zfp:rate=24",
+    "bounded:rel=0.001", "mpc:dim=1", "exponent",
 )  # fmt: skip
 
 
@@ -20,9 +21,9 @@ _SHOWN = (
 def codecs(specs: tuple[str, ...], repeats: int) -> None:
     """List codecs with ratio, error and speed on a sample tensor, beside a plain copy.
 
-    SPECS: codecs to measure, e.g. int4:block=64. Default: those that the presets use, and a few more.
+    SPECS: codecs to measure, e.g. int4:block=64. Default: one of each.
     """
-    chosen = [parse(spec) for spec in specs or _SHOWN]
+    chosen = [parse(spec) for spec in specs or SHOWN]
     x = sample()
     console = Console()
     with console.status("Measuring ..."):

@@ -117,7 +117,7 @@ class Trainer:
 
     def save(self, folder: str | Path, keep: int = 2) -> Path:
         """Write a checkpoint below ``folder`` and return where; the newest ``keep`` stay. See ``checkpoint.save``."""
-        tensors = {**self._prefixed("weights", self.weights()), **self._state()}
+        tensors = {**self._prefixed("weights", self.weights()), **self.state()}
         record = {"step": self.steps_done, "scaler": self._scaler.state(), "run": self._identity()}
         return checkpoint.save(Path(folder), tensors, record, keep)
 
@@ -134,7 +134,7 @@ class Trainer:
             self._update.weights_changed()
             return
         checkpoint.check_same_run(path, record["run"], self._identity())
-        checkpoint.load(path, {**weights, **self._state()})
+        checkpoint.load(path, {**weights, **self.state()})
         self._scaler.load_state(record["scaler"])
         self.steps_done = int(record["step"])
 
@@ -171,7 +171,12 @@ class Trainer:
         tokens = batches.part(index, self._dp_rank, self.config.layout.dp)
         return tokens[:, :-1], tokens[:, 1:]
 
-    def _state(self) -> dict[str, Tensor]:
+    def gradients(self) -> dict[str, Tensor]:
+        """The last step's mean gradients of this rank's parameters, clipped, fp32; ZeRO-0 only."""
+        return self._update.gradients()
+
+    def state(self) -> dict[str, Tensor]:
+        """What this rank needs besides the weights to go on bit for bit, sharing memory with the live tensors."""
         # Stochastic rounding draws from the number of calls that a group has had.
         calls = {f"rank{dist.get_rank()}.{axis}.calls": g.calls for axis, g in groups(self._mesh).items()}
         return self._prefixed("state", {**self._update.state(), **calls})

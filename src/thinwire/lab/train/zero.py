@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from thinwire.errors import UnsupportedError
 from thinwire.integrate.gradients import GradientSync
 from thinwire.integrate.roles import as_role
 
@@ -50,6 +51,9 @@ class Update(Protocol):
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters by name, for a checkpoint of any layout; they share memory with the live ones."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The last step's mean gradients by parameter, where this rank holds them whole; they share memory."""
 
     def state(self) -> dict[str, Tensor]:
         """What else this rank needs to go on bit for bit; shares memory with the live tensors."""
@@ -138,6 +142,15 @@ class BucketUpdate:
             for name, p in self._parameters
         }
 
+    def gradients(self) -> dict[str, Tensor]:
+        if self._sync.sharded:
+            raise UnsupportedError("ZeRO-1 holds a shard of each gradient; use zero=0 to see them whole")
+        return {
+            member.name: bucket.grad[member.begin : member.end].view(member.parameter.shape)
+            for bucket in self._sync.buckets
+            for member in bucket.members
+        }
+
     def state(self) -> dict[str, Tensor]:
         state = dict(self._sync.state_dict())
         for i, bucket in enumerate(self._sync.buckets):
@@ -205,6 +218,9 @@ class FsdpUpdate:
 
     def weights(self) -> dict[str, Tensor]:
         return {name: p.detach() for name, p in self._parameters}
+
+    def gradients(self) -> dict[str, Tensor]:
+        raise UnsupportedError("FSDP shards gradients; use zero=0 to see them whole")
 
     def state(self) -> dict[str, Tensor]:
         return {

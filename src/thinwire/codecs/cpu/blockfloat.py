@@ -1,0 +1,330 @@
+"""Kernels of the block floats: codes of 4 or 8 bits, a scale per block; see codecs/blockfloat.py.
+
+A format is given as (mantissa_bits, bias, top, width); ``scaling`` is FP32, E8M0 or TWO_LEVEL. Rounding is integer
+arithmetic on the bits of fp32, or the add of a power of two where the format is subnormal; fastmath stays off.
+"""
+
+# numba types the kernels; mypy cannot.
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from .values import INF, load, prefetch, store
+
+FP32, E8M0, TWO_LEVEL = 0, 1, 2
+GROUP = 1024
+"""Values that share the upper scale of TWO_LEVEL."""
+
+_ABS = np.int32(0x7FFFFFFF)
+_MAX = np.finfo(np.float32).max
+_NAN = np.float32(np.nan)
+_NAN_BITS = np.int32(0x7FC00000)
+_LEAST = np.float32(2.0**-149)
+_TINY = np.float32(2.0**-100)  # below it 1/scale could overflow: divide at 2**100 times the size
+_LIFT = np.float32(2.0**100)
+_E4M3 = (np.int32(3), np.int32(7), np.int32(0x7E), np.int32(8))
+_E4M3_NAN = np.uint8(0x7F)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _power(exponent):
+    """The bits of 2**exponent as fp32, for exponents of normal numbers."""
+    return np.int32(np.int32(np.int32(exponent) + np.int32(127)) << np.int32(23))
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _code(y, mantissa_bits, bias, top, width):
+    """The code of a finite fp32 value: nearest, ties to the even code, ``top`` beyond the range."""
+    u = np.float32(y).view(np.int32)
+    a = np.int32(u & _ABS)
+    shift = np.int32(np.int32(23) - mantissa_bits)
+    r = np.int32(a - np.int32((np.int32(127) - bias) << np.int32(23)))
+    half = np.int32(np.int32(np.int32(1) << np.int32(shift - np.int32(1))) - np.int32(1))
+    r = np.int32(np.int32(r + half + np.int32(np.int32(r >> shift) & np.int32(1))) >> shift)
+    # Subnormal: at this power of two the ulp of fp32 is the format's step.
+    magic = _power(np.int32(24) - bias - mantissa_bits)
+    sum_ = np.float32(np.int32(a).view(np.float32) + np.int32(magic).view(np.float32))
+    s = np.int32(np.float32(sum_).view(np.int32) - magic)
+    c = s if a < np.int32((np.int32(128) - bias) << np.int32(23)) else r
+    c = np.int32(min(c, top))
+    sign = np.int32(
+        np.int32(u >> np.int32(np.int32(32) - width)) & np.int32(np.int32(1) << np.int32(width - np.int32(1)))
+    )
+    return np.uint8(c | sign)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _value(code, mantissa_bits, bias, top, width):
+    """The fp32 value of a code; NaN above ``top``."""
+    u = np.int32(code)
+    m = np.int32(u & np.int32(np.int32(np.int32(1) << np.int32(width - np.int32(1))) - np.int32(1)))
+    normal = np.int32(
+        np.int32(m << np.int32(np.int32(23) - mantissa_bits)) + np.int32((np.int32(127) - bias) << np.int32(23))
+    )
+    quantum = np.int32(_power(np.int32(1) - bias - mantissa_bits)).view(np.float32)
+    subnormal = np.float32(np.float32(m) * quantum).view(np.int32)
+    v = subnormal if m < np.int32(np.int32(1) << mantissa_bits) else normal
+    v = np.int32(v | np.int32(np.int32(u >> np.int32(width - np.int32(1))) << np.int32(31)))
+    v = _NAN_BITS if m > top else v  # without the sign, so that there is one NaN
+    return np.int32(v).view(np.float32)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _largest(bits, at, n):
+    """Bits of the largest magnitude of a block; INF or more if one is not finite."""
+    high = np.int32(0)
+    for j in range(n):
+        high = np.int32(max(high, np.int32(bits[at + j] & _ABS)))
+    return high
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _shared_exponent(high, largest):
+    """E8M0 code of the smallest power of two p with high <= largest * p; 255 if high is not finite."""
+    if high >= INF:
+        return np.uint8(255)
+    top = np.float32(largest).view(np.int32)
+    e = np.int32((high >> np.int32(23)) - (top >> np.int32(23)) + np.int32(127))
+    if (high & np.int32(0x7FFFFF)) > (top & np.int32(0x7FFFFF)):
+        e = np.int32(e + np.int32(1))
+    return np.uint8(max(e, np.int32(0)))
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _of_exponent(code):
+    """The fp32 value of an E8M0 code: 2**(code - 127); NaN for 255."""
+    if code == 255:
+        return _NAN
+    return np.int32(max(np.int32(code) << np.int32(23), np.int32(0x00400000))).view(np.float32)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
+def _scale(high, largest):
+    """fp32 scale of a block whose largest magnitude has the bits ``high``; 0 for zeros, NaN if not finite."""
+    if high >= INF:
+        return _NAN
+    if high == 0:
+        return np.float32(0)
+    return np.float32(max(np.float32(np.int32(high).view(np.float32) / np.float32(largest)), _LEAST))
+
+
+@njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
+def _two_level(highs, count, largest, lower, scales):
+    """The upper scale of a group; its blocks' codes (E4M3) to ``lower`` and their scales to ``scales``."""
+    most = np.int32(0)
+    for g in range(count):
+        if highs[g] < INF:
+            most = np.int32(max(most, highs[g]))
+    upper = _scale(most, np.float32(largest * 448.0))
+    for g in range(count):
+        if highs[g] >= INF:
+            lower[g], scales[g] = _E4M3_NAN, _NAN
+        elif highs[g] == 0:
+            lower[g], scales[g] = np.uint8(0), np.float32(0)
+        else:
+            wanted = np.float32(np.float32(np.int32(highs[g]).view(np.float32) / np.float32(largest)) / upper)
+            code = _code(wanted, _E4M3[0], _E4M3[1], _E4M3[2], _E4M3[3])
+            lower[g] = np.uint8(max(code, np.uint8(1)))
+            scales[g] = np.float32(upper * _value(lower[g], _E4M3[0], _E4M3[1], _E4M3[2], _E4M3[3]))
+    return upper
+
+
+@njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
+def _quantize(inputs, at, n, scale, mantissa_bits, bias, top, width, codes):
+    """Codes of a block."""
+    if scale == np.float32(0) or scale != scale:
+        for j in range(n):
+            codes[at + j] = np.uint8(0)
+        return
+    lift = _LIFT if scale < _TINY else np.float32(1)
+    rate = np.float32(np.float32(1) / np.float32(scale * lift))
+    for j in range(n):
+        y = np.float32(np.float32(inputs[at + j] * lift) * rate)
+        codes[at + j] = _code(y, mantissa_bits, bias, top, width)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _multiply(values, at, n, scale, largest):
+    """values *= scale; NaN throughout if it is not finite; products of finite numbers stay finite."""
+    if not abs(scale) <= _MAX:
+        for j in range(n):
+            values[at + j] = _NAN
+    elif abs(scale) <= np.float32(_MAX / np.float32(np.float32(2) * largest)):
+        for j in range(n):
+            values[at + j] = np.float32(values[at + j] * scale)
+    else:
+        for j in range(n):
+            v = np.float32(values[at + j] * scale)
+            values[at + j] = np.float32(min(max(v, -_MAX), _MAX)) if v == v else v
+
+
+@njit(nogil=True, cache=True)
+def _tile(block):
+    """Values that are coded in one go: whole blocks and groups, small enough for the L1 cache."""
+    return block * max(np.uint64(1), np.uint64(GROUP) // block)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _planes(size, block, scaling):
+    """Where the lower scales and the codes begin."""
+    blocks = (size + block - np.uint64(1)) // block
+    if scaling == FP32:
+        return np.uint64(0), np.uint64(4) * blocks
+    upper = np.uint64(0)
+    if scaling == TWO_LEVEL:
+        upper = np.uint64(4) * ((size + np.uint64(GROUP - 1)) // np.uint64(GROUP))
+    return upper, upper + blocks
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _put_scales(highs, count, first, block, largest, scaling, lower_plane, lower, scales, upper, payload):
+    """Choose the scales of a tile's blocks and write them; ``scales`` are what values are divided by."""
+    b0 = first // block
+    if scaling == FP32:
+        for g in range(count):
+            scales[g] = _scale(highs[g], largest)
+        _put_words(scales, count, payload, np.uint64(4) * b0)
+        return
+    if scaling == E8M0:
+        for g in range(count):
+            lower[g] = _shared_exponent(highs[g], largest)
+            scales[g] = _of_exponent(lower[g])
+    else:
+        upper[0] = _two_level(highs, count, largest, lower, scales)
+        _put_words(upper, np.uint64(1), payload, np.uint64(4) * (first // np.uint64(GROUP)))
+    for g in range(count):
+        payload[lower_plane + b0 + g] = lower[g]
+
+
+@njit(nogil=True, cache=True)
+def _put_words(values, count, payload, at):
+    """Write fp32 values at any address."""
+    data = values.view(np.uint8)
+    for j in range(np.uint64(4) * count):
+        payload[at + j] = data[j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def encode(x, half, payload, block, mantissa_bits, bias, top, width, largest, scaling):
+    """Encode x (int32 or uint16 bits) into payload (uint8, exactly sized). block: uint64; largest: the format's."""
+    size = np.uint64(x.size)
+    tile = _tile(block)
+    bits = np.zeros(tile, np.int32)
+    inputs = bits.view(np.float32)
+    codes = np.zeros(tile, np.uint8)
+    highs = np.zeros(tile // block, np.int32)
+    lower = np.zeros(tile // block, np.uint8)
+    scales = np.zeros(tile // block, np.float32)
+    upper = np.zeros(1, np.float32)
+    lower_plane, code_plane = _planes(size, block, scaling)
+    line = np.uint64(64 // x.itemsize)
+    for first in range(np.uint64(0), size, tile):
+        n = min(tile, size - first)
+        load(x, first, n, half, bits)
+        for j in range(n, tile):
+            bits[j] = np.int32(0)
+        for j in range(np.uint64(0), tile, line):
+            prefetch(x, first + tile + j)
+        count = (n + block - np.uint64(1)) // block
+        for g in range(count):
+            highs[g] = _largest(bits, g * block, block)
+        _put_scales(highs, count, first, block, largest, scaling, lower_plane, lower, scales, upper, payload)
+        for g in range(count):
+            _quantize(inputs, g * block, block, scales[g], mantissa_bits, bias, top, width, codes)
+        if width == 8:
+            for j in range(n):
+                payload[code_plane + first + j] = codes[j]
+        else:
+            at = code_plane + (first >> np.uint64(1))
+            for j in range((n + np.uint64(1)) >> np.uint64(1)):
+                payload[at + j] = np.uint8(
+                    codes[np.uint64(2) * j] | (codes[np.uint64(2) * j + np.uint64(1)] << np.uint8(4))
+                )
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _decode_tile(
+    payload,
+    size,
+    first,
+    n,
+    block,
+    mantissa_bits,
+    bias,
+    top,
+    width,
+    largest,
+    scaling,
+    codes,
+    scales,
+    upper,
+    values,
+):
+    """The values of one tile."""
+    lower_plane, code_plane = _planes(size, block, scaling)
+    scale_bytes, upper_bytes = scales.view(np.uint8), upper.view(np.uint8)
+    b0 = first // block
+    count = (n + block - np.uint64(1)) // block
+    if scaling == FP32:
+        for j in range(np.uint64(4) * count):
+            scale_bytes[j] = payload[np.uint64(4) * b0 + j]
+    elif scaling == E8M0:
+        for g in range(count):
+            scales[g] = _of_exponent(payload[lower_plane + b0 + g])
+    else:
+        for j in range(np.uint64(4)):
+            upper_bytes[j] = payload[np.uint64(4) * (first // np.uint64(GROUP)) + j]
+        for g in range(count):
+            lower = _value(payload[lower_plane + b0 + g], _E4M3[0], _E4M3[1], _E4M3[2], _E4M3[3])
+            scales[g] = np.float32(upper[0] * lower)
+    if width == 8:
+        for j in range(n):
+            values[j] = _value(payload[code_plane + first + j], mantissa_bits, bias, top, width)
+    else:
+        at = code_plane + (first >> np.uint64(1))
+        for j in range((n + np.uint64(1)) >> np.uint64(1)):
+            p = payload[at + j]
+            codes[np.uint64(2) * j] = np.uint8(p & np.uint8(15))
+            codes[np.uint64(2) * j + np.uint64(1)] = np.uint8(p >> np.uint8(4))
+        for j in range(n):
+            values[j] = _value(codes[j], mantissa_bits, bias, top, width)
+    for g in range(count):
+        _multiply(values, g * block, block, scales[g], largest)
+
+
+@njit(nogil=True, cache=True)
+def decode(payload, out, half, block, mantissa_bits, bias, top, width, largest, scaling):
+    """Decode payload (exactly sized) to out: float32, or uint16 bits. block: uint64."""
+    size, tile = np.uint64(out.size), _tile(block)
+    codes, values = np.zeros(tile, np.uint8), np.zeros(tile, np.float32)
+    scales, upper = np.zeros(tile // block, np.float32), np.zeros(1, np.float32)
+    for first in range(np.uint64(0), size, tile):
+        n = min(tile, size - first)
+        _decode_tile(
+            payload, size, first, n, block, mantissa_bits, bias, top, width, largest, scaling, codes, scales, upper,
+            values,
+        )  # fmt: skip
+        store(values, out, first, n, half)
+
+
+@njit(nogil=True, cache=True)
+def decode_add(payload, out, half, narrow, block, mantissa_bits, bias, top, width, largest, scaling):
+    """out (float32) += decoded values, first rounded to fp16 (half) or bf16 if ``narrow``. block: uint64."""
+    size, tile = np.uint64(out.size), _tile(block)
+    codes, values = np.zeros(tile, np.uint8), np.zeros(tile, np.float32)
+    scales, upper = np.zeros(tile // block, np.float32), np.zeros(1, np.float32)
+    narrowed = np.zeros(tile, np.uint16)
+    for first in range(np.uint64(0), size, tile):
+        n = min(tile, size - first)
+        _decode_tile(
+            payload, size, first, n, block, mantissa_bits, bias, top, width, largest, scaling, codes, scales, upper,
+            values,
+        )  # fmt: skip
+        if narrow:
+            store(values, narrowed, np.uint64(0), tile, half)
+            load(narrowed, np.uint64(0), tile, half, values.view(np.int32))
+        for j in range(n):
+            out[first + j] += values[j]

@@ -1,0 +1,74 @@
+"""Specs to codecs: ``parse("int4:block=128")``.
+
+A spec is ``NAME`` or ``NAME:key=value,key=value``; ``NAME:value`` gives the first parameter. Parameters are the fields
+of the codec's dataclass. Stages of a chain are separated by ``|`` (``hadamard|int4``). ``str(codec)`` is the full spec and
+parses back to an equal codec.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_type_hints
+
+from ..errors import SpecError, nearest
+from .base import Codec
+from .chain import TRANSFORMS, ChainCodec, Transform
+from .registry import list_codecs
+
+_T = TypeVar("_T")
+_BOOLEANS = {"true": True, "false": False}
+
+
+def parse(spec: str | Codec) -> Codec:
+    """The codec of a spec. Raises SpecError with the position of what is wrong and the nearest names."""
+    if isinstance(spec, Codec):
+        return spec
+    return ChainCodec(spec) if "|" in spec else _one(spec, 0, spec, list_codecs())
+
+
+def parse_stages(spec: str) -> tuple[*tuple[Transform, ...], Codec]:
+    """The stages of a chain: transforms, then a codec."""
+    *transforms, last = spec.split("|")
+    position, stages = 0, []
+    for text in transforms:
+        stages.append(_one(text, position, spec, TRANSFORMS))
+        position += len(text) + 1
+    return (*stages, _one(last, position, spec, list_codecs()))
+
+
+def _one(text: str, position: int, spec: str, known: Mapping[str, type[_T]]) -> _T:
+    """The stage ``text``, which begins at ``position`` of the spec: a dataclass with its parameters."""
+    name, colon, rest = text.partition(":")
+    if name not in known:
+        kind = "transform (before '|')" if known is TRANSFORMS else "codec"
+        raise SpecError(
+            f"codec {spec!r}, position {position}: unknown {kind} {name!r}; {nearest(name, known)}"
+        )
+    cls: Any = known[name]
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    first = position = position + len(name) + len(colon)
+    for item in rest.split(",") if colon else []:
+        key, equals, value = item.partition("=")
+        if not equals and position == first and fields:
+            key, value = next(iter(fields)), item
+        where = f"codec {spec!r}, position {position}"
+        if key not in fields:
+            hint = nearest(key, fields) if fields else f"{name} takes no parameters"
+            raise SpecError(f"{where}: {name} has no parameter {key!r}; {hint}")
+        if key in values:
+            raise SpecError(f"{where}: {key!r} is given twice")
+        try:
+            values[key] = _BOOLEANS[value.lower()] if hints[key] is bool else hints[key](value)
+        except (KeyError, ValueError):
+            raise SpecError(f"{where}: {key} needs {hints[key].__name__}, found {value!r}") from None
+        position += len(item) + 1
+    try:
+        return cls(**values)  # type: ignore[no-any-return]
+    except TypeError:
+        missing = [k for k, f in fields.items() if k not in values and f.default is dataclasses.MISSING]
+        raise SpecError(f"codec {spec!r}: {name} needs {', '.join(missing)}") from None
+    except SpecError as e:
+        raise SpecError(f"codec {spec!r}: {e}") from None
