@@ -71,7 +71,7 @@ def test_bias_is_what_magnitudes_lose() -> None:
     assert measure(parse("none"), x, 1).bias == 0
     assert abs(measure(parse("int8"), x, 1).bias) < 1e-3
     assert measure(parse("topk:k=64"), x, 1).bias < -0.9
-    assert measure(parse("zfp:rate=4"), sample(64, 64), 1).bias < -0.02
+    assert abs(measure(parse("sign"), x, 1).bias) < 0.1
 
 
 def test_peers_give_back_what_they_promise() -> None:

@@ -11,8 +11,9 @@ and ``fixed_size``, and implements ``max_nbytes``, ``_encode``, ``_decode`` and 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -185,15 +186,29 @@ class Codec(ABC):
         return self.name + ":" + ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields)
 
 
-class CpuOnly(Codec):
-    """A codec whose kernels exist for the CPU only; tensors elsewhere are refused, not copied."""
+class CompiledCodec(Codec):
+    """A codec of kernels: numba's on the CPU, Triton's on CUDA if there are some. Other tensors are refused, not copied."""
+
+    cuda_kernels: ClassVar[str | None] = None
+    """Module of ``codecs.cuda``; None: there is none yet."""
 
     def _check_tensor(self, x: Tensor, what: str) -> None:
         super()._check_tensor(x, what)
-        if x.device.type != "cpu":
+        if x.device.type != "cpu" and self.cuda_kernels is None:
             raise UnsupportedError(
-                f"{self} has no {x.device.type} kernel yet; use a cast codec (bf16, fp16) or none"
+                f"{self} has no {x.device.type} kernel yet; block integers (int8, int4), zfp, mpc, exponent and casts have one"
             )
+
+    def _on_cuda(self) -> Any:
+        """The Triton kernels. Raises UnsupportedError if Triton is not installed."""
+        try:
+            return importlib.import_module(f"thinwire.codecs.cuda.{self.cuda_kernels}")
+        except ModuleNotFoundError as e:
+            if e.name != "triton":
+                raise
+            raise UnsupportedError(
+                f'{self} on a GPU needs Triton; install it with: pip install "thinwire[gpu]"'
+            ) from None
 
 
 def _flat(x: Tensor) -> Tensor:

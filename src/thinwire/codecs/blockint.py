@@ -85,15 +85,10 @@ class BlockInt(KernelCodec):
         if x.is_cuda:
             self._on_cuda().encode(x, out[:size], residual, self.block, self._q, stochastic, seed)
             return size
-        kernels.encode(
-            bits_of(x),
-            x.dtype == torch.float16,
-            out[:size].numpy(),
-            _NO_RESIDUAL if residual is None else residual.numpy(),
-            *self._parameters,
-            stochastic,
-            np.uint64(seed & 0xFFFFFFFFFFFFFFFF),
-        )
+        lost = _NO_RESIDUAL if residual is None else residual.numpy()
+        half, seed64 = x.dtype == torch.float16, np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
+        payload, (block, q) = out[:size].numpy(), self._parameters
+        kernels.encode(bits_of(x), half, payload, lost, block, q, stochastic, seed64)
         return size
 
     @property

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SpecError, WireError
-from .base import CpuOnly
+from .base import CompiledCodec
 from .cpu import bounded as kernels
 from .kernel import bits_of
 from .registry import register
@@ -24,7 +24,7 @@ from .registry import register
 
 @register
 @dataclass(frozen=True)
-class BoundedCodec(CpuOnly):
+class BoundedCodec(CompiledCodec):
     """|decoded - x| <= ``abs``, or <= ``rel`` times the range (largest minus smallest finite value) of each 4096 values.
 
     Give one of the two. The bound holds for every finite value, whatever its size: 32 values that would not all come
@@ -71,7 +71,8 @@ class BoundedCodec(CpuOnly):
         if self.abs:
             return torch.full(x.shape, self.abs, dtype=torch.float64)
         bounds = np.empty(kernels.groups_of(flat.numel(), True), np.float64)
-        for g, part in enumerate(flat.double().split(kernels.GROUP) if flat.numel() else ()):
+        for g in range(len(bounds)):
+            part = flat[g * kernels.GROUP : (g + 1) * kernels.GROUP].double()
             finite = part[torch.isfinite(part)]
             bounds[g] = self.rel * float(finite.max() - finite.min()) if finite.numel() else 0.0
         spread = torch.from_numpy(bounds).repeat_interleave(kernels.GROUP)[: flat.numel()]

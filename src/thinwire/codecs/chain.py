@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SpecError
-from .base import FLOAT_DTYPES, Codec, CpuOnly
+from .base import FLOAT_DTYPES, Codec, CompiledCodec
 from .cast import convert
 from .cpu import hadamard as kernels
 from .kernel import with_rounding
@@ -98,7 +98,7 @@ TRANSFORMS: dict[str, type[Transform]] = {Hadamard.name: Hadamard}
 
 
 @dataclass(frozen=True)
-class ChainCodec(CpuOnly):
+class ChainCodec(CompiledCodec):
     """Transforms and a codec, as the spec says: ``hadamard:block=128|int4:block=128,round=nearest``.
 
     Raises SpecError if a stage is unknown, or the last is not a lossy codec of fp32.

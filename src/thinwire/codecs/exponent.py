@@ -11,14 +11,14 @@ from torch import Tensor
 
 from ..errors import WireError
 from . import reference_exponent as reference
-from .base import CpuOnly
+from .base import CompiledCodec
 from .cpu import exponent as kernels
 from .registry import register
 
 
 @register
 @dataclass(frozen=True)
-class ExponentCodec(CpuOnly):
+class ExponentCodec(CompiledCodec):
     """Every bit of fp32, fp16 or bf16 values; the exponents of neural networks' tensors take 2 to 3 bits of their 8.
 
     On Gaussian values the payload is 1/1.51 of the raw size for bf16, 1/1.18 for fp16, 1/1.20 for fp32; fp32 values
@@ -29,6 +29,7 @@ class ExponentCodec(CpuOnly):
     """
 
     name: ClassVar[str] = "exponent"
+    cuda_kernels: ClassVar[str | None] = "exponent"
     lossless: ClassVar[bool] = True
     fixed_size: ClassVar[bool] = False
 
@@ -36,15 +37,20 @@ class ExponentCodec(CpuOnly):
         return reference.HEADER_NBYTES + numel * dtype.itemsize
 
     def _encode(self, x: Tensor, out: Tensor, seed: int) -> int:
+        if x.is_cuda:
+            return int(self._on_cuda().encode(x, out, _mantissa_bits(x.dtype)))
         return int(kernels.encode(_bits(x), _mantissa_bits(x.dtype), out.numpy()))
 
     def _decode(self, payload: Tensor, out: Tensor) -> None:
-        raw = payload.numpy()
         numel, mantissa_bits = out.numel(), _mantissa_bits(out.dtype)
-        error = _ERRORS[kernels.check(raw, numel, mantissa_bits, out.dtype.itemsize)]
+        head = payload[: reference.head_nbytes(numel)].cpu().numpy() if out.is_cuda else payload.numpy()
+        error = _ERRORS[kernels.check(head, payload.numel(), numel, mantissa_bits, out.dtype.itemsize)]
         if error is not None:
-            raise WireError(f"{self}: payload of {numel} values in {len(raw)} bytes: {error}")
-        kernels.decode(raw, _bits(out), mantissa_bits)
+            raise WireError(f"{self}: payload of {numel} values in {payload.numel()} bytes: {error}")
+        if out.is_cuda:
+            self._on_cuda().decode(payload, head, out, mantissa_bits)
+        else:
+            kernels.decode(payload.numpy(), _bits(out), mantissa_bits)
 
 
 _ERRORS = (

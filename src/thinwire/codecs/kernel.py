@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -10,21 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
-from .base import Codec, CpuOnly
+from .base import CompiledCodec
 
 
-class KernelCodec(CpuOnly):
+class KernelCodec(CompiledCodec):
     """A codec of fixed size whose ``kernels`` module has, with the codec's ``_parameters`` at the end of each,
 
     ``encode(bits, half, payload, ...)``, ``decode(payload, values, half, ...)`` and
-    ``decode_add(payload, out, half, narrow, ...)``. half: fp16 and not bf16; narrow: a 16-bit dtype.
+    ``decode_add(payload, out, half, narrow, ...)``. half: fp16 and not bf16; narrow: a 16-bit dtype. A module of
+    ``codecs.cuda`` has ``decode(payload, out, ...)`` and ``decode_add(payload, out, dtype, ...)``.
     """
 
     fixed_size: ClassVar[bool] = True
     kernels: ClassVar[ModuleType]
-    cuda_kernels: ClassVar[str | None] = None
-    """Module of ``codecs.cuda`` with ``decode(payload, out, ...)`` and ``decode_add(payload, out, dtype, ...)``."""
 
     @property
     def _parameters(self) -> tuple[Any, ...]:
@@ -48,23 +45,6 @@ class KernelCodec(CpuOnly):
             return
         half, narrow = dtype == torch.float16, dtype != torch.float32
         self.kernels.decode_add(payload.numpy(), out.numpy(), half, narrow, *self._parameters)
-
-    def _check_tensor(self, x: Tensor, what: str) -> None:
-        if x.is_cuda and self.cuda_kernels is not None:
-            Codec._check_tensor(self, x, what)
-        else:
-            super()._check_tensor(x, what)
-
-    def _on_cuda(self) -> Any:
-        """The Triton kernels. Raises UnsupportedError if Triton is not installed."""
-        try:
-            return importlib.import_module(f"thinwire.codecs.cuda.{self.cuda_kernels}")
-        except ModuleNotFoundError as e:
-            if e.name != "triton":
-                raise
-            raise UnsupportedError(
-                f'{self} on a GPU needs Triton; install it with: pip install "thinwire[gpu]"'
-            ) from None
 
 
 def bits_of(x: Tensor) -> Any:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from ..errors import SpecError, WireError
 from . import reference_mpc as reference
-from .base import CpuOnly
+from .base import CompiledCodec
 from .cpu import mpc as kernels
 from .registry import register
 
 
 @register
 @dataclass(frozen=True)
-class MpcCodec(CpuOnly):
+class MpcCodec(CompiledCodec):
     """Every bit of fp32, fp16 or bf16 values. A word has 32 bits: one fp32 value or two 16-bit ones.
 
     dim: 1 to 32, how many words back the predecessor of a word is (the period of interleaved data, in words).
@@ -32,6 +32,7 @@ class MpcCodec(CpuOnly):
     dim: int = 1
 
     name: ClassVar[str] = "mpc"
+    cuda_kernels: ClassVar[str | None] = "mpc"
     lossless: ClassVar[bool] = True
     fixed_size: ClassVar[bool] = False
 
@@ -48,6 +49,8 @@ class MpcCodec(CpuOnly):
         return 4 * reference.max_words(_word_count(numel, dtype))
 
     def _encode(self, x: Tensor, out: Tensor, seed: int) -> int:
+        if x.is_cuda:
+            return int(self._on_cuda().encode(x, out[: self.max_nbytes(x.numel(), x.dtype)], self.dim))
         data = _bytes(x)
         words = _words(np.concatenate([data, np.zeros(2, np.uint8)]) if len(data) % 4 else data)
         room = out[: self.max_nbytes(x.numel(), x.dtype)].numpy()
@@ -58,33 +61,42 @@ class MpcCodec(CpuOnly):
         return nbytes
 
     def _decode(self, payload: Tensor, out: Tensor) -> None:
+        n = _word_count(out.numel(), out.dtype)
+        if out.is_cuda:
+            self._check_size(payload, n)
+            self._check_header(payload, n, *self._on_cuda().header(payload, n))
+            self._on_cuda().decode(payload, out, self.dim)
+            return
         data = _bytes(out)
-        words = self._checked(payload, _word_count(out.numel(), out.dtype))
+        self._check_size(payload, n)
+        words = _words(payload.numpy())
+        self._check_header(payload, n, int(words[0]), int(words[1]), int(kernels.check(words, n)))
         whole = _words(data) if len(data) % 4 == 0 else np.empty(-(-len(data) // 4), np.uint32)
         kernels.decode(words, self.dim, whole)
         if not np.may_share_memory(whole, data):
             data[:] = whole.view(np.uint8)[: len(data)]
 
-    def _checked(self, payload: Tensor, n: int) -> Any:
-        """The payload as uint32 words, once its header, bitmaps and length agree with one another and with n."""
-        nbytes = payload.numel()
-        head = 4 * (reference.max_words(n) - n)
-        if nbytes < head or nbytes % 4:
+    def _check_size(self, payload: Tensor, n: int) -> None:
+        head = _head_nbytes(n)
+        if payload.numel() < head or payload.numel() % 4:
             raise WireError(
-                f"{self}: payload of {n} words has {head} bytes or more, in fours; found {nbytes}"
+                f"{self}: payload of {n} words has {head} bytes or more, in fours; found {payload.numel()}"
             )
-        words = _words(payload.numpy())
-        found_n, nonzero = int(words[0]), int(words[1])
+
+    def _check_header(self, payload: Tensor, n: int, found_n: int, nonzero: int, counted: int) -> None:
+        """Raise WireError unless the header's words, the ones in the bitmaps and the size agree with one another."""
         if found_n != n:
             raise WireError(f"{self}: payload of {n} words expected, its header says {found_n}")
-        counted = int(kernels.check(words, n))
         if counted < 0:
             raise WireError(f"{self}: the last bitmap has bits beyond word {n}")
-        if not nonzero == counted == (nbytes - head) // 4:
-            raise WireError(
-                f"{self}: header says {nonzero} nonzero words, bitmaps {counted}, size {(nbytes - head) // 4}"
-            )
-        return words
+        sent = (payload.numel() - _head_nbytes(n)) // 4
+        if not nonzero == counted == sent:
+            raise WireError(f"{self}: header says {nonzero} nonzero words, bitmaps {counted}, size {sent}")
+
+
+def _head_nbytes(n: int) -> int:
+    """Bytes of the header and the bitmaps of n words."""
+    return 4 * (reference.max_words(n) - n)
 
 
 def _word_count(numel: int, dtype: torch.dtype) -> int:

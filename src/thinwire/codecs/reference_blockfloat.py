@@ -26,7 +26,7 @@ def blockfloat_encode(x: Tensor, element: Minifloat, block: int, scaling: Scalin
     """Payload of x (flat; fp32, fp16, bf16)."""
     values = x.float().numpy()
     head, scales = scales_of(values, element, block, scaling)
-    codes = np.zeros(len(values), np.uint8)
+    codes: Any = np.zeros(len(values), np.uint8)
     for b, scale in enumerate(scales):
         part = slice(b * block, (b + 1) * block)
         if scale != 0 and not np.isnan(scale):
@@ -37,7 +37,7 @@ def blockfloat_encode(x: Tensor, element: Minifloat, block: int, scaling: Scalin
     if element.width == 4:
         codes = np.append(codes, np.zeros(len(codes) % 2, np.uint8))
         codes = codes[0::2] | codes[1::2] << 4
-    return head + codes.astype(np.uint8).tobytes()
+    return head + bytes(codes.astype(np.uint8))
 
 
 def blockfloat_decode(
@@ -86,9 +86,16 @@ def scales_of(x: Any, element: Minifloat, block: int, scaling: Scaling) -> tuple
         written = exponents + 127
         scales = np.where(written == 255, np.nan, 2.0 ** exponents.astype(np.float64))
         return written.astype(np.uint8).tobytes(), scales.astype(np.float32)
-    uppers, written, scales = [], [], []
-    for start in range(0, len(highs), GROUP // block):
-        group = highs[start : start + GROUP // block]
+    return _two_level(highs, largest, GROUP // block)
+
+
+def _two_level(highs: Any, largest: Any, blocks: int) -> tuple[bytes, Any]:
+    """An fp32 scale for each group of ``blocks`` blocks, an e4m3 for each block."""
+    uppers: list[Any] = []
+    written: list[int] = []
+    scales: list[Any] = []
+    for start in range(0, len(highs), blocks):
+        group = highs[start : start + blocks]
         finite = group[~np.isnan(group)]
         upper = _fp32_scales(np.array([finite.max() if len(finite) else 0.0], np.float32), largest * 448)[0]
         uppers.append(upper)

@@ -26,6 +26,11 @@ LIMIT = 12
 """Longest code in bits: a decoder looks that many up at once."""
 
 
+def head_nbytes(numel: int) -> int:
+    """Bytes before the planes: header, code lengths, sizes of the blocks' streams."""
+    return HEADER_NBYTES + LENGTHS_NBYTES + 2 * -(-numel // BLOCK)
+
+
 def encode(words: Any, mantissa_bits: int) -> bytes:
     """Payload of values given as uint16 or uint32 bits."""
     total_bits = 8 * words.itemsize

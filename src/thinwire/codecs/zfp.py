@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..errors import SpecError
 from . import reference_zfp as reference
-from .base import CpuOnly
+from .base import CompiledCodec
+from .cast import convert
 from .cpu import zfp as kernels
 from .registry import register
 
@@ -27,7 +28,7 @@ _CHUNK = 1 << 14  # values of a 16-bit message that are widened at a time: they 
 
 @register
 @dataclass(frozen=True)
-class ZfpCodec(CpuOnly):
+class ZfpCodec(CompiledCodec):
     """``rate`` bits per value, 3 to 32, whatever the dtype. fp32; fp16 and bf16 are widened to fp32 exactly.
 
     The values of a block of 4 share an exponent: the error is relative to the block's largest value, and
@@ -44,6 +45,7 @@ class ZfpCodec(CpuOnly):
     rate: int
 
     name: ClassVar[str] = "zfp"
+    cuda_kernels: ClassVar[str | None] = "zfp"
     lossless: ClassVar[bool] = False
     fixed_size: ClassVar[bool] = True
 
@@ -67,6 +69,9 @@ class ZfpCodec(CpuOnly):
         nbytes = self.max_nbytes(x.numel(), x.dtype)
         if not nbytes:
             return 0
+        if x.is_cuda:
+            self._on_cuda().encode(x, out[:nbytes], self._budget)
+            return nbytes
         words = _words(out[:nbytes])
         for values, part in self._chunks(x, words):
             wide = values.float().numpy()
@@ -79,14 +84,21 @@ class ZfpCodec(CpuOnly):
         limit = torch.finfo(out.dtype).max
         if not out.numel():
             return
+        if out.is_cuda:
+            self._on_cuda().decode(payload, out, self._budget)
+            return
         for values, part in self._chunks(out, _words(payload)):
             wide = values if out.dtype == torch.float32 else torch.empty(values.numel())
             kernels.decode(part, self._budget, limit, False, wide.numpy())
             if wide is not values:
-                values.copy_(wide)
+                convert(
+                    wide, values
+                )  # torch's own cast differs in the bits of NaN between a vector's body and its tail
 
     def _decode_add(self, payload: Tensor, out: Tensor, dtype: torch.dtype) -> None:
-        if dtype == torch.float32 and out.numel():
+        if out.is_cuda and out.numel():
+            self._on_cuda().decode_add(payload, out, dtype, self._budget)
+        elif dtype == torch.float32 and out.numel():
             kernels.decode(_words(payload), self._budget, torch.finfo(dtype).max, True, out.numpy())
         else:
             super()._decode_add(payload, out, dtype)

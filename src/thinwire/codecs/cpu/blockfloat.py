@@ -62,7 +62,8 @@ def _value(code, mantissa_bits, bias, top, width):
     u = np.int32(code)
     m = np.int32(u & np.int32(np.int32(np.int32(1) << np.int32(width - np.int32(1))) - np.int32(1)))
     normal = np.int32(
-        np.int32(m << np.int32(np.int32(23) - mantissa_bits)) + np.int32((np.int32(127) - bias) << np.int32(23))
+        np.int32(m << np.int32(np.int32(23) - mantissa_bits))
+        + np.int32((np.int32(127) - bias) << np.int32(23))
     )
     quantum = np.int32(_power(np.int32(1) - bias - mantissa_bits)).view(np.float32)
     subnormal = np.float32(np.float32(m) * quantum).view(np.int32)

@@ -5,7 +5,7 @@ rounding: the encoder decodes what it writes and looks.
 """
 
 # numba types the kernels; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped"
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped,assignment"
 
 from __future__ import annotations
 

@@ -270,9 +270,11 @@ def _put_planes(rests, first, m, n, width, planes, out):
 
 
 @njit(nogil=True, cache=True)
-def check(payload, n, mantissa_bits, itemsize):
-    """0 if decode may read the payload; else the index of what is wrong with it."""
-    size = payload.size
+def check(payload, size, n, mantissa_bits, itemsize):
+    """0 if decode may read the payload; else the index of what is wrong with it.
+
+    payload: its first bytes, up to the blocks' sizes at least; size: of all of it.
+    """
     if size < HEADER_NBYTES:
         return 1
     mode, drop = payload[0], payload[1]

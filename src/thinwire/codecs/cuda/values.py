@@ -52,18 +52,18 @@ def widen(h, HALF: tl.constexpr):
 
 @triton.jit
 def narrow(u, HALF: tl.constexpr):
-    """fp32 bits to fp16 or bf16 bits (in int32): nearest even, finite values stay finite, NaN is quiet."""
+    """fp32 bits to fp16 or bf16 bits (in int32): nearest even; finite values stay finite, Inf stays, NaN is quiet."""
     a = u & 0x7FFFFFFF
     if HALF:
         r = (a - (0x38000000 - 0xFFF) + ((a >> 13) & 1)) >> 13
         r = tl.minimum(r, 0x7BFF)
         s = a.to(tl.float32, bitcast=True) + 0.5
         r = tl.where(a < 0x38800000, s.to(tl.int32, bitcast=True) - 0x3F000000, r)
-        r = tl.where(a > INF, 0x7E00, r)
+        r = tl.where(a == INF, 0x7C00, tl.where(a > INF, 0x7E00, r))
     else:
         r = (a + 0x7FFF + ((a >> 16) & 1)) >> 16
         r = tl.minimum(r, 0x7F7F)
-        r = tl.where(a > INF, 0x7FC0, r)
+        r = tl.where(a == INF, 0x7F80, tl.where(a > INF, 0x7FC0, r))
     return r | ((u >> 16) & 0x8000)
 
 
