@@ -89,7 +89,8 @@ def test_figures(tmp_path: Path) -> None:
         for phase in ("start", "late")
     }
     spectra = measure_spectra({p: {"w": normal(8, 8)} for p in ("start", "middle", "late")}, "fp32")
-    write_figures(measure_roles(messages, "fp32"), spectra, tmp_path)
+    records = [*measure_roles(messages, "fp32"), *measure_roles(messages, "bf16")]
+    write_figures(records, spectra, tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {"ratios.png", "errors.png", "spectra.png"}
 
 

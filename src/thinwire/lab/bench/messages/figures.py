@@ -58,7 +58,13 @@ def lossless(records: Sequence[Record]) -> Figure:
                     row + 0.36 * (at - 0.5), ratio, 0.34, color=colour, label=codec if row == 0 else None
                 )
             panel.plot([record.exponent_bound] * 2, [row - 0.38, row + 0.02], color=INK, linewidth=1.4)
-        bar_rows(panel, roles)
+        if panel is panels[0]:
+            bar_rows(panel, roles)
+        else:
+            panel.tick_params(axis="y", length=0, labelleft=False)
+            panel.spines["left"].set_visible(False)
+            panel.grid(visible=False, axis="y")
+            panel.grid(visible=True, axis="x")
         panel.axvline(1, color=MUTED, linewidth=0.8)
         panel.set_xlim(left=0.9)
         panel.set_title(f"trained in {precision}", fontsize=10, color=MUTED)
