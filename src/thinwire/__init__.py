@@ -19,6 +19,7 @@ from .collectives.functional import (
 from .collectives.options import CallOptions
 from .errors import ThinwireError
 from .group import GroupOptions, ThinwireGroup, register
+from .integrate.ddp import DdpCompression, compress_ddp
 from .integrate.gradients import Bucket, GradientSync
 from .integrate.mesh import groups, init_mesh
 from .policy import AxisPolicy, Policy
@@ -33,6 +34,7 @@ __all__ = [
     "Bucket",
     "CallOptions",
     "Codec",
+    "DdpCompression",
     "GradientSync",
     "GroupOptions",
     "Policy",
@@ -42,6 +44,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "broadcast",
+    "compress_ddp",
     "groups",
     "init_mesh",
     "list_codecs",

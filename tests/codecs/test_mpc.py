@@ -15,7 +15,7 @@ from thinwire.codecs import parse, reference_mpc
 from thinwire.codecs.mpc import MpcCodec
 from thinwire.errors import SpecError, UnsupportedError, WireError
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 2, 31, 32, 33, 64, 1000, 1023, 1024, 1025, 2048, 2100)
 
 
@@ -110,6 +110,14 @@ def test_16_bit_values_are_coded_in_pairs() -> None:
     x = normal(2001, torch.bfloat16)
     pairs = torch.cat([x, torch.zeros(1, dtype=x.dtype)]).view(torch.float32)
     assert torch.equal(encode(MpcCodec(), x), encode(MpcCodec(), pairs))
+
+
+def test_fp64_values_are_two_words() -> None:
+    """The low half first; so the word before an fp64's half is two back."""
+    x = normal(2001, torch.float64)
+    assert torch.equal(encode(MpcCodec(2), x), encode(MpcCodec(2), x.view(torch.float32)))
+    smooth = torch.linspace(1, 1.5, 4096, dtype=torch.float64)
+    assert encode(MpcCodec(2), smooth).numel() < encode(MpcCodec(1), smooth).numel()
 
 
 @pytest.mark.parametrize(
@@ -218,7 +226,7 @@ def test_specs() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="float64"):
-        MpcCodec().encode(torch.ones(4, dtype=torch.float64), torch.empty(100, dtype=torch.uint8))
+    with pytest.raises(UnsupportedError, match="int64"):
+        MpcCodec().encode(torch.ones(4, dtype=torch.int64), torch.empty(100, dtype=torch.uint8))
     with pytest.raises(ValueError, match="are needed"):
         MpcCodec().encode(torch.ones(4), torch.empty(10, dtype=torch.uint8))

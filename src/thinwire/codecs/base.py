@@ -196,7 +196,7 @@ class CompiledCodec(Codec):
         super()._check_tensor(x, what)
         if x.device.type != "cpu" and self.cuda_kernels is None:
             raise UnsupportedError(
-                f"{self} has no {x.device.type} kernel yet; block integers (int8, int4), zfp, mpc, exponent and casts have one"
+                f"{self} has no {x.device.type} kernel yet; block integers, zfp, mpc, exponent and casts have one"
             )
 
     def _on_cuda(self) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import SpecError, WireError
 from . import reference_mpc as reference
-from .base import CompiledCodec
+from .base import FLOAT_DTYPES, CompiledCodec
 from .cpu import mpc as kernels
 from .registry import register
 
@@ -19,9 +19,9 @@ from .registry import register
 @register
 @dataclass(frozen=True)
 class MpcCodec(CompiledCodec):
-    """Every bit of fp32, fp16 or bf16 values. A word has 32 bits: one fp32 value or two 16-bit ones.
+    """Every bit of fp64, fp32, fp16 or bf16 values. A word has 32 bits: one fp32 value, two 16-bit ones, half an fp64.
 
-    dim: 1 to 32, how many words back the predecessor of a word is (the period of interleaved data, in words).
+    dim: 1 to 32, how many words back the predecessor of a word is (the period of interleaved data, in words: 2 for fp64).
     On Gaussian values the payload is 1/1.10 of the raw size for fp32, 1/1.03 for fp16, 1/1.28 for bf16; at
     worst it is larger than the raw size, by 1 bit per word and 8 bytes.
 
@@ -35,6 +35,7 @@ class MpcCodec(CompiledCodec):
     cuda_kernels: ClassVar[str | None] = "mpc"
     lossless: ClassVar[bool] = True
     fixed_size: ClassVar[bool] = False
+    dtypes: ClassVar[frozenset[torch.dtype]] = FLOAT_DTYPES | {torch.float64}
 
     def __post_init__(self) -> None:
         if not 1 <= self.dim <= 32:
@@ -42,7 +43,7 @@ class MpcCodec(CompiledCodec):
 
     @property
     def granule(self) -> int:
-        """One segment of 32-bit words holds as many fp32 values, or twice as many 16-bit ones."""
+        """One segment of 32-bit words holds as many fp32 values, twice as many 16-bit ones, half as many fp64 ones."""
         return 2 * reference.SEGMENT
 
     def max_nbytes(self, numel: int, dtype: torch.dtype) -> int:

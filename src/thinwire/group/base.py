@@ -131,7 +131,8 @@ class GroupBase(dist.ProcessGroup):
             if policy.feedback and not self.options.feedback_by_caller:
                 raise PolicyError(
                     f"policy {self.policy.name}, axis {axis}: error feedback needs to know the parameters, which a "
-                    "bare group does not see; use thinwire.GradientSync, or a policy with feedback = false"
+                    "bare group does not see; use thinwire.GradientSync, thinwire.compress_ddp for "
+                    "DistributedDataParallel, or a policy with feedback = false"
                 )
             if policy.difference and not self.options.feedback_by_caller:
                 raise PolicyError(

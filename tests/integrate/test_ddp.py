@@ -1,0 +1,136 @@
+"""DDP with error feedback: buckets that are rebuilt, loss scales, skipped steps, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from support import TIMEOUT_S, gaussian
+from thinwire import GroupOptions, compress_ddp
+from thinwire.errors import CheckpointError, UnsupportedError
+from thinwire.launch import run_ranks
+from thinwire.policy import from_dict
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+
+def policy(codec: str, feedback: bool) -> Any:
+    return from_dict({"axis": {"dp": {"reduce": codec, "feedback": feedback, "min_nbytes": 0}}}, "test")
+
+
+def group_of(codec: str, feedback: bool = True) -> dist.ProcessGroup:
+    options = GroupOptions(policy=policy(codec, feedback), feedback_by_caller=True)
+    return dist.new_group(backend="thinwire", pg_options=options)
+
+
+def wrapped(group: dist.ProcessGroup | None) -> DistributedDataParallel:
+    """Small buckets, so that there are several, and parameters that are used in another order than they are made."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 40), nn.Tanh(), nn.Linear(40, 8)]
+    return DistributedDataParallel(nn.Sequential(*layers), process_group=group, bucket_cap_mb=0.004)
+
+
+def step(model: nn.Module, rank: int, number: int, scale: float = 1.0) -> list[Tensor]:
+    """One backward pass; the averaged gradients without the scale."""
+    model.zero_grad()
+    x = gaussian(100 * number + rank, 4 * 32).view(4, 32)
+    (model(x).square().mean() * scale).backward()
+    return [p.grad.div(scale) for p in model.parameters() if p.grad is not None]
+
+
+def _sums_add_up(rank: int, world: int, report: Any) -> list[Tensor]:
+    """What is lost in one step is sent in later ones: sums over steps stay as near as one step's error."""
+    exact, coarse = wrapped(None), wrapped(group_of("int2"))
+    plain = wrapped(group_of("int2", feedback=False))
+    compress_ddp(plain)
+    compression = compress_ddp(coarse)
+    sums = [[torch.zeros_like(p) for p in exact.parameters()] for _ in range(3)]
+    for _ in range(12):
+        for total, model in zip(sums, (exact, coarse, plain), strict=True):
+            for into, gradient in zip(total, step(model, rank, 0), strict=True):
+                into += gradient
+    error, error_blind = (
+        sum(float((a - b).norm()) for a, b in zip(sums[0], found, strict=True)) for found in sums[1:]
+    )
+    assert error < error_blind / 3
+    assert compression.nbytes > 0
+    assert len(compression.state_dict()) >= len(sums[0])
+    return sums[1]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_feedback_over_rebuilt_buckets(world: int) -> None:
+    ranks = run_ranks(_sums_add_up, world, timeout=TIMEOUT_S)
+    for other in ranks[1:]:
+        assert all(map(torch.equal, ranks[0], other))
+
+
+def _none_is_ddp(rank: int, world: int, report: Any) -> None:
+    expected, found = wrapped(None), wrapped(group_of("none", feedback=False))
+    compress_ddp(found)
+    for number in range(3):
+        assert all(map(torch.equal, step(expected, rank, number), step(found, rank, number)))
+
+
+def test_none_is_ddp_bit_for_bit() -> None:
+    run_ranks(_none_is_ddp, 2, timeout=TIMEOUT_S)
+
+
+def _scaled(rank: int, world: int, report: Any) -> None:
+    """A power of two as loss scale changes nothing; a step that overflows leaves no trace."""
+    scale = 1024.0
+    plain, scaled = wrapped(group_of("int4")), wrapped(group_of("int4"))
+    compress_ddp(plain)
+    compression = compress_ddp(scaled, scale=lambda: scale)
+    for number in range(4):
+        a, b = step(plain, rank, number), step(scaled, rank, number, scale)
+        assert all(map(torch.equal, a, b)), number
+        if number == 2:
+            before = {name: residual.clone() for name, residual in compression.state_dict().items()}
+            # Only one rank overflows; all of them see it.
+            bad = step(scaled, rank, 50, scale * (torch.inf if rank == 0 else 1.0))
+            assert not all(bool(torch.isfinite(g).all()) for g in bad)
+            compression._begin_step()
+            after = compression.state_dict()
+            assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_loss_scale_and_skipped_steps() -> None:
+    run_ranks(_scaled, 2, timeout=TIMEOUT_S)
+
+
+def _resumed(rank: int, world: int, report: Any) -> None:
+    first = wrapped(group_of("int4"))
+    compression = compress_ddp(first)
+    for number in range(3):
+        step(first, rank, number)
+    saved = {name: residual.clone() for name, residual in compression.state_dict().items()}
+    second = wrapped(group_of("int4"))
+    again = compress_ddp(second)
+    again.load_state_dict(saved)
+    step(second, rank, 99)
+    assert set(again.state_dict()) >= {name for name in saved if not name.endswith(".owner")}
+    third = compress_ddp(wrapped(group_of("int4")))
+    with pytest.raises(CheckpointError, match=r"0\.weight@dp: 1536 values expected, 5 found"):
+        third.load_state_dict({"0.weight@dp": torch.zeros(5)})
+
+
+def test_state_goes_into_checkpoints() -> None:
+    run_ranks(_resumed, 2, timeout=TIMEOUT_S)
+
+
+def _refused(rank: int, world: int, report: Any) -> None:
+    with pytest.raises(UnsupportedError, match="needs a thinwire group, this model"):
+        compress_ddp(wrapped(None))
+    untold = dist.new_group(backend="thinwire", pg_options=GroupOptions(policy="bf16"))
+    with pytest.raises(UnsupportedError, match="feedback_by_caller=True"):
+        compress_ddp(wrapped(untold))
+
+
+def test_what_is_refused() -> None:
+    run_ranks(_refused, 2, timeout=TIMEOUT_S)
