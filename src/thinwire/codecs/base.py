@@ -136,7 +136,9 @@ class Codec(ABC):
     def _decode_add(self, payload: Tensor, out: Tensor, dtype: torch.dtype) -> None:
         values = torch.empty(out.numel(), dtype=dtype, device=out.device)
         self._decode(payload, values)
-        out += values
+        out += (
+            values.float() if dtype == torch.float64 else values
+        )  # fp64 would be added before it is rounded
 
     # Shared checks.
 

@@ -79,7 +79,10 @@ class DdpCompression:
         return self.group.axis("all_reduce")
 
     def reduce(self, bucket: Any) -> Future[Tensor]:
-        """Average a bucket (a ``dist.GradBucket``) over the group. DDP calls it during the backward pass, in the same order on every rank."""
+        """Average a bucket (a ``dist.GradBucket``) over the group.
+
+        DDP calls it during the backward pass, in the same order on every rank.
+        """
         if bucket.index() == 0:
             self._begin_step()
         buffer = bucket.buffer()
