@@ -5,7 +5,8 @@
 Ranks on the loopback, ops alternating between a plain gloo group and a thinwire group of policy ``none``. A sample is
 the mean of several calls one after the other, so that how evenly the ranks leave the barrier before them matters little.
 A second plain group takes part as a control: its ratio to the first says how much of a ratio is noise. Two ranks by
-default: with more than there are cores, the scheduler is measured. Writes result.json and prints a table.
+default: with more than there are cores, the scheduler is measured. Then the same of a single rank, which waits for nobody:
+what a call costs in this process. Writes result.json and prints tables.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def main() -> None:
     arguments = parser.parse_args()
     out: Path = arguments.out
     rows = run_ranks(measure, arguments.ranks, timeout=900)[0]
+    alone = run_ranks(measure, 1, timeout=900)[0]
     out.mkdir(parents=True, exist_ok=True)
     record = {
         "environment": environment(),
@@ -91,14 +93,23 @@ def main() -> None:
         "samples": REPEATS,
         "calls_per_sample": CALLS,
         "rows": rows,
+        "one_rank": alone,
     }
     write_json(out / "result.json", record)
-    print(f"{'op':<16}{'MiB':>6}{'plain ms':>12}{'control ms':>12}{'none ms':>12}{'control':>10}{'none':>9}")
+    show(f"{arguments.ranks} ranks", rows)
+    show("1 rank", alone)
+
+
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    print(title)
+    print(
+        f"{'op':<16}{'MiB':>6}{'plain ms':>12}{'control ms':>12}{'none ms':>12}{'control':>10}{'none':>9}{'us more':>9}"
+    )
     for row in rows:
-        times = "".join(f"{row[name + '_ms']:>12.2f}" for name in ("plain", "control", "none"))
-        print(
-            f"{row['op']:<16}{row['nbytes'] / 2**20:>6.0f}{times}{row['control_ratio']:>10.3f}{row['ratio']:>9.3f}"
-        )
+        times = "".join(f"{row[name + '_ms']:>12.3f}" for name in ("plain", "control", "none"))
+        ratios = f"{row['control_ratio']:>10.3f}{row['ratio']:>9.3f}"
+        more = 1e3 * (row["none_ms"] - row["plain_ms"])
+        print(f"{row['op']:<16}{row['nbytes'] / 2**20:>6.0f}{times}{ratios}{more:>9.0f}")
 
 
 if __name__ == "__main__":

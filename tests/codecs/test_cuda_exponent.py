@@ -33,16 +33,18 @@ def check(x: torch.Tensor) -> None:
     assert same_bits(x, y)
 
 
-@pytest.mark.parametrize("dtype", list(MANTISSAS), ids=str)
-def test_bytes_and_values(dtype: torch.dtype) -> None:
-    check(message(dtype, 1100))
+@pytest.mark.parametrize(
+    ("dtype", "n"), [(torch.float32, 400), (torch.float16, 800), (torch.bfloat16, 1100)], ids=str
+)
+def test_bytes_and_values(dtype: torch.dtype, n: int) -> None:
+    check(message(dtype, n))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_upcast_values(dtype: torch.dtype) -> None:
-    check(message(dtype, 1030).float())
+    check(message(dtype, 400).float())
 
 
-@pytest.mark.parametrize("n", [0, 1, 300])
+@pytest.mark.parametrize("n", [0, 1, 100])
 def test_messages_that_go_as_they_are(n: int) -> None:
     check(message(torch.bfloat16, n))

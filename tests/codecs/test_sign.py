@@ -39,6 +39,11 @@ def test_any_payload_decodes_as_the_reference_says(dtype: torch.dtype, n: int, s
     assert same_bits(found, sign_decode(data.tobytes(), n, dtype, codec.block))
 
 
+def test_the_sign_of_a_nan_is_its_own() -> None:
+    x = torch.tensor([0, 0, -768], dtype=torch.int16).view(torch.float16)  # 0xFD00
+    assert encode(SignCodec(32), x).numpy().tobytes() == sign_encode(x, 32) == b"\0\0\xc0\x7f\4"
+
+
 def test_layout() -> None:
     x = torch.ones(35)
     x[1], x[8], x[32], x[33] = -1.0, -1.0, -4.0, -0.0

@@ -15,7 +15,9 @@ def sign_encode(x: Tensor, block: int) -> bytes:
     """Payload of x (flat; fp32, fp16, bf16)."""
     values = x.float().numpy()
     means = [mean_magnitude(values[start : start + block]) for start in range(0, len(values), block)]
-    signs = np.packbits(np.signbit(values), bitorder="little")
+    # Of the values' own bits: widening a NaN may lose its sign.
+    integers = x.view(torch.int32 if x.dtype == torch.float32 else torch.int16).numpy()
+    signs = np.packbits(integers < 0, bitorder="little")
     return np.array(means, "<f4").tobytes() + signs.tobytes()
 
 

@@ -104,19 +104,22 @@ def _put_planes(
 
 
 @triton.jit
-def _symbols(payload, starts, table, symbols, n, end, blocks, LANES: tl.constexpr):
-    """The exponents of LANES blocks, one after the other in each. table: symbol | bits << 8 by the next 12 bits."""
+def _symbols(payload, starts, table, symbols, n, end, blocks, LANES: tl.constexpr, LONGEST: tl.constexpr):
+    """The exponents of LANES blocks, one after the other in each; LONGEST: at least the values of the longest one.
+
+    table: symbol | bits << 8 by the next 12 bits.
+    """
     block = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     here = block < blocks
     bit = 8 * tl.load(starts + block, mask=here, other=0)
-    for i in range(_BLOCK):
+    for i in range(LONGEST):
         byte = bit >> 3
         window = tl.load(payload + byte, mask=here & (byte < end), other=0).to(tl.int32)
         window |= tl.load(payload + byte + 1, mask=here & (byte + 1 < end), other=0).to(tl.int32) << 8
         window |= tl.load(payload + byte + 2, mask=here & (byte + 2 < end), other=0).to(tl.int32) << 16
         entry = tl.load(table + ((window >> (bit & 7).to(tl.int32)) & 4095))
         index = block * _BLOCK + i
-        tl.store(symbols + index, (entry & 255).to(tl.uint8), mask=index < n)
+        tl.store(symbols + index, (entry & 255).to(tl.uint8), mask=here & (index < n))
         bit += entry >> 8
 
 
@@ -214,8 +217,9 @@ def decode(payload: torch.Tensor, head: Any, out: torch.Tensor, mantissa_bits: i
     streams_at = first + _plane_nbytes(n, mantissa_bits - drop + 1)
     starts = torch.from_numpy(streams_at + sizes.cumsum() - sizes).to(device)
     symbols = torch.empty(n, dtype=torch.uint8, device=device)
+    longest = triton.next_power_of_2(min(n, BLOCK))
     grid = (triton.cdiv(blocks, _LANES),)
-    _symbols[grid](payload, starts, table, symbols, n, payload.numel(), blocks, LANES=_LANES)
+    _symbols[grid](payload, starts, table, symbols, n, payload.numel(), blocks, LANES=_LANES, LONGEST=longest)
     shape = _shape(out.dtype, mantissa_bits)
     rests = {key: shape[key] for key in ("MANTISSA", "TOTAL", "NARROW")}
     _join[(triton.cdiv(n, _TILE),)](payload[first:], symbols, _bits(out), n, DROP=drop, TILE=_TILE, **rests)
