@@ -25,7 +25,7 @@ from torch import Tensor
 from ..errors import SpecError, nearest
 from . import reference_blockfloat as reference
 from .cpu import blockfloat as kernels
-from .kernel import KernelCodec, with_rounding
+from .kernel import KernelCodec, check_block, with_rounding
 from .minifloat import E2M1, E3M0, E4M3, E5M2, Minifloat
 from .registry import register
 
@@ -111,7 +111,7 @@ class Fp8Codec(BlockFloat):
 
     def __post_init__(self) -> None:
         _check_format(self.name, self.format)
-        _check_block(self.name, self.block)
+        check_block(self.name, self.block)
 
     @property
     def element(self) -> Minifloat:
@@ -136,7 +136,7 @@ class E3m0Codec(BlockFloat):
     scaling: ClassVar[reference.Scaling] = "fp32"
 
     def __post_init__(self) -> None:
-        _check_block(self.name, self.block)
+        check_block(self.name, self.block)
 
     @property
     def element(self) -> Minifloat:
@@ -209,8 +209,3 @@ class Nvfp4Codec(BlockFloat):
 def _check_format(name: str, found: str) -> None:
     if found not in _FP8:
         raise SpecError(f"{name}: format is 'e4m3' or 'e5m2', found {found!r}; {nearest(found, _FP8)}")
-
-
-def _check_block(name: str, block: int) -> None:
-    if not 32 <= block <= 65536 or block % 32:
-        raise SpecError(f"{name}: block must be a multiple of 32 from 32 to 65536, found {block}")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import SpecError
 from .cpu import blockint as kernels
-from .kernel import KernelCodec, bits_of, with_rounding
+from .kernel import KernelCodec, bits_of, check_block, with_rounding
 from .registry import register
 
 _NO_RESIDUAL = np.empty(0, np.float32)
@@ -51,10 +51,7 @@ class BlockInt(KernelCodec):
     """Bits of a code in each part of the payload, low bits first: whole bytes are made of equal pieces."""
 
     def __post_init__(self) -> None:
-        if not 32 <= self.block <= 65536 or self.block % 32:
-            raise SpecError(
-                f"{self.name}: block must be a multiple of 32 from 32 to 65536, found {self.block}"
-            )
+        check_block(self.name, self.block)
         if self.round not in ("nearest", "stochastic"):
             raise SpecError(f"{self.name}: round is 'nearest' or 'stochastic', found {self.round!r}")
 

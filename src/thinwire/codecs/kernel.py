@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import SpecError
 from .base import CompiledCodec
 
 
@@ -50,6 +51,12 @@ class KernelCodec(CompiledCodec):
 def bits_of(x: Tensor) -> Any:
     """The values' bits as a flat numpy array: int32 for fp32, uint16 for 16-bit dtypes."""
     return x.numpy().view(np.int32) if x.dtype == torch.float32 else x.view(torch.uint16).numpy()
+
+
+def check_block(name: str, block: int) -> None:
+    """Raise SpecError unless ``block`` is one that codecs with a scale per block take."""
+    if not 32 <= block <= 65536 or block % 32:
+        raise SpecError(f"{name}: block must be a multiple of 32 from 32 to 65536, found {block}")
 
 
 def with_rounding(bound: Tensor, magnitude: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import SpecError
 from .cpu import sign as kernels
-from .kernel import KernelCodec, with_rounding
+from .kernel import KernelCodec, check_block, with_rounding
 from .registry import register
 
 
@@ -37,8 +36,7 @@ class SignCodec(KernelCodec):
     needs_feedback: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 32 <= self.block <= 65536 or self.block % 32:
-            raise SpecError(f"sign: block must be a multiple of 32 from 32 to 65536, found {self.block}")
+        check_block(self.name, self.block)
 
     @property
     def granule(self) -> int:

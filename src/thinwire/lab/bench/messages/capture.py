@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ....codecs import NoneCodec
+from ....integrate.gradients import local_tensor
 from ....integrate.mesh import init_mesh
 from ....launch import run_ranks
 from ....policy import AxisPolicy, ByDtype, Policy
@@ -66,7 +67,6 @@ class _Recorder:
             parts.append(x.detach().reshape(-1)[:room].clone())
 
     def messages(self) -> dict[tuple[Role, str], Tensor]:
-        # One role has one dtype, but for gradients of layers that a precision keeps in fp32.
         return {key: torch.cat(parts) for key, parts in self._kept.items()}
 
 
@@ -141,7 +141,7 @@ def _messages_of_rank(
         trainer.step()
         if _RECORDER.phase is not None:
             for tensor in trainer.weights().values():
-                _RECORDER.keep(Role("zero", "parameter"), _local(tensor))
+                _RECORDER.keep(Role("zero", "parameter"), local_tensor(tensor))
             for name, tensor in trainer.state().items():
                 for key, what in (("exp_avg", "first_moment"), ("exp_avg_sq", "second_moment")):
                     if name.endswith(f".{key}"):
@@ -163,7 +163,3 @@ def _gradients_of_rank(
         if phase is not None:
             found[phase] = {n: g.clone() for n, g in trainer.gradients().items() if g.ndim == 2}
     return found
-
-
-def _local(x: Tensor) -> Tensor:
-    return x.to_local() if hasattr(x, "to_local") else x
