@@ -1,4 +1,4 @@
-"""Plain, slow references of the block integers: the format read off its definition, with no blocking or bit tricks.
+"""Plain, slow references of the block integers, and what references share: the format read off its definition.
 
 The kernels must give the same bytes and the same values. Inputs are flat tensors, payloads are bytes.
 """
@@ -54,9 +54,14 @@ def blockint_decode(payload: bytes, numel: int, dtype: torch.dtype, bits: int, b
     with np.errstate(all="ignore"):
         values = c * (codes / np.float32(q))
     values[~np.isfinite(c)] = np.nan
+    return rounded(values, dtype)
+
+
+def rounded(values: Any, dtype: torch.dtype) -> Tensor:
+    """Decoded fp32 values in a message's dtype: finite ones stay finite, NaN has one bit pattern."""
     limit = torch.finfo(dtype).max
     out = torch.from_numpy(values).clamp(-limit, limit).to(dtype)
-    out[torch.from_numpy(np.isnan(values))] = torch.nan  # one bit pattern
+    out[torch.from_numpy(np.isnan(values))] = torch.nan
     return out
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .minifloat import E4M3, Minifloat
+from .reference import rounded
 
 Scaling = Literal["fp32", "e8m0", "two-level"]
 """fp32: one for each block; e8m0: a power of two; two-level: an e4m3 for each block, an fp32 for each group."""
@@ -65,10 +66,7 @@ def blockfloat_decode(
         codes = values_of(raw, element)
         values = np.clip(codes * factor, -_MAX, _MAX)
     values[~np.isfinite(factor)] = np.nan
-    limit = torch.finfo(dtype).max
-    out = torch.from_numpy(values).clamp(-limit, limit).to(dtype)
-    out[torch.from_numpy(np.isnan(values))] = torch.nan  # one bit pattern
-    return out
+    return rounded(values, dtype)
 
 
 def scales_of(x: Any, element: Minifloat, block: int, scaling: Scaling) -> tuple[bytes, Any]:

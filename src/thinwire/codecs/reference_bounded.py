@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .reference import rounded
+
 BLOCK, GROUP, RAW = 32, 4096, 255
 
 
@@ -84,10 +86,8 @@ def _codes(part: Tensor, bound: float, step: Any) -> Any:
 
 
 def _narrowed(values: Any, dtype: torch.dtype) -> Tensor:
-    if dtype == torch.float32:
-        return torch.from_numpy(values)
-    limit = torch.finfo(dtype).max
-    return torch.from_numpy(values).clamp(-limit, limit).to(dtype)
+    # An fp32 product beyond the range stays Inf here: the encoder has to see that it is not within the bound.
+    return torch.from_numpy(values) if dtype == torch.float32 else rounded(values, dtype)
 
 
 def _range(x: Tensor) -> float:

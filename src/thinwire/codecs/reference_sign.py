@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .reference import rounded
+
 LANES = 32
 
 
@@ -27,11 +29,7 @@ def sign_decode(payload: bytes, numel: int, dtype: torch.dtype, block: int) -> T
     means = np.repeat(np.frombuffer(payload, "<f4", blocks), block)[:numel]
     negative = np.unpackbits(np.frombuffer(payload, np.uint8, offset=4 * blocks), bitorder="little")[:numel]
     values = np.where(negative, -means, means)
-    finite = np.isfinite(means)
-    limit = torch.finfo(dtype).max
-    out = torch.from_numpy(np.where(finite, values, 0)).clamp(-limit, limit).to(dtype)
-    out[torch.from_numpy(~finite)] = torch.nan  # one bit pattern
-    return out
+    return rounded(np.where(np.isfinite(means), values, np.float32(np.nan)), dtype)
 
 
 def mean_magnitude(x: Any) -> Any:

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .reference import rounded
+
 BLOCK = 4096
 
 
@@ -54,10 +56,7 @@ def topk_decode(payload: bytes, numel: int, dtype: torch.dtype, k: int, bits: in
             continue
         magnitudes = np.minimum(low + (codes[kept] % sign).astype(np.float32) / most * (high - low), high)
         values[b * BLOCK + places[kept]] = np.where(codes[kept] >= sign, -magnitudes, magnitudes)
-    limit = torch.finfo(dtype).max
-    out = torch.from_numpy(values).clamp(-limit, limit).to(dtype)
-    out[torch.from_numpy(np.isnan(values))] = torch.nan  # one bit pattern
-    return out
+    return rounded(values, dtype)
 
 
 def _pack(numbers: list[int], width: int) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .values import INF, load, prefetch, store
+from .values import INF, load, prefetch, round_to_16_bits, store
 
 FP32, E8M0, TWO_LEVEL = 0, 1, 2
 GROUP = 1024
@@ -325,7 +325,6 @@ def decode_add(payload, out, half, narrow, block, mantissa_bits, bias, top, widt
             values,
         )  # fmt: skip
         if narrow:
-            store(values, narrowed, np.uint64(0), tile, half)
-            load(narrowed, np.uint64(0), tile, half, values.view(np.int32))
+            round_to_16_bits(values, narrowed, tile, half)
         for j in range(n):
             out[first + j] += values[j]

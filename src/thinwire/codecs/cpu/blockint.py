@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .values import INF, load, prefetch, store
+from .values import INF, load, prefetch, round_to_16_bits, store
 
 _SIGN = np.int32(-(2**31))
 _NAN = np.float32(np.nan)  # 0x7FC00000
@@ -297,7 +297,6 @@ def decode_add(payload, out, half, narrow, block, q):
     codes = np.zeros(tile, np.int8)
     pairs, quads, octets = codes.view(np.uint16), codes.view(np.uint32), codes.view(np.uint64)
     values = np.empty(tile, np.float32)
-    value_bits = values.view(np.int32)
     narrowed = np.empty(tile, np.uint16)
     scales = np.empty(tile // block, np.float32)
     scale_bytes = scales.view(np.uint8)
@@ -314,7 +313,6 @@ def decode_add(payload, out, half, narrow, block, q):
         for g in range(count):
             _values(codes, g * block, block, scales[g], q, values)
         if narrow:
-            store(values, narrowed, np.uint64(0), tile, half)
-            load(narrowed, np.uint64(0), tile, half, value_bits)
+            round_to_16_bits(values, narrowed, tile, half)
         for j in range(n):
             out[first + j] += values[j]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .values import load, prefetch, store
+from .values import load, prefetch, round_to_16_bits, store
 
 _ABS = np.int32(0x7FFFFFFF)
 _MAX = np.finfo(np.float32).max
@@ -128,7 +128,6 @@ def decode_add(payload, out, half, narrow, block):
         n = min(tile, size - first)
         _decode_tile(payload, blocks, first, n, block, scale, bits)
         if narrow:
-            store(values, narrowed, np.uint64(0), tile, half)
-            load(narrowed, np.uint64(0), tile, half, bits)
+            round_to_16_bits(values, narrowed, tile, half)
         for j in range(n):
             out[first + j] += values[j]

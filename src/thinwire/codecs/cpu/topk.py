@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .values import INF, load, store
+from .values import INF, load, round_to_16_bits, store
 
 BLOCK = 4096
 _ABS = np.int32(0x7FFFFFFF)
@@ -209,7 +209,6 @@ def decode_add(payload, out, half, narrow, k, bits):
                 place = _get(payload, 64 * blocks + 12 * i, 12)
                 value[0] = _value(_get(payload, 8 * codes_at + bits * i, bits), bits, limits)
                 if narrow:
-                    store(value, narrowed, 0, 1, half)
-                    load(narrowed, 0, 1, half, value.view(np.int32))
+                    round_to_16_bits(value, narrowed, np.uint64(1), half)
                 out[first + place] += value[0]
         at += here

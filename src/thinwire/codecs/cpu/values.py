@@ -119,3 +119,10 @@ def _store_overload(values, out, first, n, half):
                 out[first + j] = narrow(values[j], False)
 
     return store16
+
+
+@njit(nogil=True, cache=True)
+def round_to_16_bits(values, narrowed, n, half):
+    """n (uint64) fp32 values to fp16 (half) or bf16 and back, in place; narrowed: scratch of n uint16."""
+    store(values, narrowed, np.uint64(0), n, half)
+    load(narrowed, np.uint64(0), n, half, values.view(np.int32))

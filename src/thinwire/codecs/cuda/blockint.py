@@ -13,6 +13,7 @@ from .values import (
     INF,
     LARGEST,
     NAN,
+    bits_of,
     load_bits,
     load_word,
     narrow,
@@ -183,7 +184,7 @@ def encode(
     # As a tensor the seed is data; an integer of value 1 would be compiled in.
     seeds = torch.tensor([_signed(seed)], dtype=torch.int64, device=x.device)
     _encode[(triton.cdiv(blocks, rows),)](
-        _bits(x), payload, residual if residual is not None else payload, x.numel(), seeds, 0,
+        bits_of(x), payload, residual if residual is not None else payload, x.numel(), seeds, 0,
         Q=q, LOW=low, HIGH=high, BLOCK=block, WIDTH=width, ROWS=rows, NARROW=x.dtype != torch.float32,
         HALF=x.dtype == torch.float16, STOCHASTIC=stochastic, RESIDUAL=residual is not None,
     )  # fmt: skip
@@ -191,7 +192,7 @@ def encode(
 
 def decode(payload: torch.Tensor, out: torch.Tensor, block: int, q: int) -> None:
     """Decode payload (exactly sized) to out (flat; fp32, fp16, bf16)."""
-    _run(_decode, payload, _bits(out), out.dtype, block, q)
+    _run(_decode, payload, bits_of(out), out.dtype, block, q)
 
 
 def decode_add(payload: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, block: int, q: int) -> None:
@@ -207,10 +208,6 @@ def _run(kernel, payload, out, dtype, block, q):
         payload, out, out.numel(), 0, Q=q, LOW=low, HIGH=high, BLOCK=block, TILE=_TILE,
         NARROW=dtype != torch.float32, HALF=dtype == torch.float16,
     )  # fmt: skip
-
-
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    return x.view(torch.int32 if x.dtype == torch.float32 else torch.int16)
 
 
 def _signed(seed: int) -> int:

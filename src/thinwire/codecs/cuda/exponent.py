@@ -18,6 +18,7 @@ import triton.language as tl
 
 from ..cpu import exponent as cpu
 from ..reference_exponent import BLOCK, HEADER_NBYTES, LENGTHS_NBYTES, LIMIT, head_nbytes
+from .values import bits_of
 
 _SYMBOLS = 256
 _LANES = 32  # blocks that a program decodes
@@ -153,7 +154,7 @@ def _join(
 
 def encode(x: torch.Tensor, out: torch.Tensor, mantissa_bits: int) -> int:
     """Encode x (flat) into out (uint8, the largest size); returns the bytes written. Waits for the device."""
-    n, bits = x.numel(), _bits(x)
+    n, bits = x.numel(), bits_of(x)
     raw = HEADER_NBYTES + x.nbytes
     out[:HEADER_NBYTES] = 0
     if n:
@@ -222,7 +223,7 @@ def decode(payload: torch.Tensor, head: Any, out: torch.Tensor, mantissa_bits: i
     _symbols[grid](payload, starts, table, symbols, n, payload.numel(), blocks, LANES=_LANES, LONGEST=longest)
     shape = _shape(out.dtype, mantissa_bits)
     rests = {key: shape[key] for key in ("MANTISSA", "TOTAL", "NARROW")}
-    _join[(triton.cdiv(n, _TILE),)](payload[first:], symbols, _bits(out), n, DROP=drop, TILE=_TILE, **rests)
+    _join[(triton.cdiv(n, _TILE),)](payload[first:], symbols, bits_of(out), n, DROP=drop, TILE=_TILE, **rests)
 
 
 def _drop(bits: torch.Tensor, mantissa_bits: int) -> int:
@@ -246,7 +247,3 @@ def _shape(dtype: torch.dtype, mantissa_bits: int) -> dict[str, Any]:
         "TOTAL": total,
         "NARROW": dtype != torch.float32,
     }
-
-
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    return x.view(torch.int32 if x.dtype == torch.float32 else torch.int16)

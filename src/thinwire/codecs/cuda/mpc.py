@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from ..reference_mpc import GROUP, HEADER_WORDS, SEGMENT
+from .values import is_aligned, words_of
 
 _GROUPS = 4  # groups of a program: 32 x 32 bits each are spread over registers
 _SEGMENT = tl.constexpr(SEGMENT)
@@ -116,10 +117,10 @@ def _predecessors(coded, out, n, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS:
 
 def encode(x: torch.Tensor, payload: torch.Tensor, dim: int) -> int:
     """Encode x (flat) into payload (uint8, the largest size); returns the bytes written. Waits for the device."""
-    words = _words_of(x)
+    words = _padded_words(x)
     n = words.numel()
     groups = -(-n // GROUP)
-    out = payload if _is_aligned(payload) else torch.empty_like(payload)
+    out = payload if is_aligned(payload) else torch.empty_like(payload)
     target = out[: out.numel() // 4 * 4].view(torch.int32)
     head = HEADER_WORDS + groups
     total = 0
@@ -140,7 +141,7 @@ def encode(x: torch.Tensor, payload: torch.Tensor, dim: int) -> int:
 
 def header(payload: torch.Tensor, n: int) -> tuple[int, int, int]:
     """The header's two words, and the ones in the bitmaps of n words, or -1 if one stands for a word beyond n."""
-    words = _payload_words(payload)
+    words = words_of(payload)
     bitmaps = words[HEADER_WORDS : HEADER_WORDS + -(-n // GROUP)]
     counted = int(_popcount(bitmaps).sum())
     if n % GROUP and int(bitmaps[-1]) & 0xFFFFFFFF & ~((1 << n % GROUP) - 1):
@@ -152,13 +153,13 @@ def decode(payload: torch.Tensor, out: torch.Tensor, dim: int) -> None:
     """Decode a payload whose ``header`` was checked to out (flat; fp32, fp16, bf16)."""
     if out.numel() == 0:
         return
-    words = _payload_words(payload)
+    words = words_of(payload)
     n = -(-out.nbytes // 4)
     groups = -(-n // GROUP)
     bitmaps, packed = words[HEADER_WORDS : HEADER_WORDS + groups], words[HEADER_WORDS + groups :]
     ends = _popcount(bitmaps).cumsum(0)
     coded = torch.empty(n, dtype=torch.int32, device=out.device)
-    whole = out.view(torch.int32) if out.nbytes % 4 == 0 and _is_aligned(out) else torch.empty_like(coded)
+    whole = out.view(torch.int32) if out.nbytes % 4 == 0 and is_aligned(out) else torch.empty_like(coded)
     by_group, by_segment = (triton.cdiv(groups, _GROUPS),), (triton.cdiv(n, SEGMENT),)
     source = packed if packed.numel() else coded  # never read where nothing is present
     _unpack[by_group](bitmaps, ends, source, coded, n, groups, packed.numel(), G=_GROUPS)
@@ -170,21 +171,13 @@ def decode(payload: torch.Tensor, out: torch.Tensor, dim: int) -> None:
         out.view(torch.uint8).copy_(whole.view(torch.uint8)[: out.nbytes])
 
 
-def _words_of(x: torch.Tensor) -> torch.Tensor:
+def _padded_words(x: torch.Tensor) -> torch.Tensor:
     """The values' bytes as int32 words; two zero bytes after an odd number of 16-bit values."""
     if x.nbytes % 4:
         x = torch.cat([x.view(torch.int16), torch.zeros(1, dtype=torch.int16, device=x.device)])
-    elif not _is_aligned(x):
+    elif not is_aligned(x):
         x = x.clone()
     return x.view(torch.int32)
-
-
-def _payload_words(payload: torch.Tensor) -> torch.Tensor:
-    return (payload if _is_aligned(payload) else payload.clone()).view(torch.int32)
-
-
-def _is_aligned(x: torch.Tensor) -> bool:
-    return x.data_ptr() % 4 == 0 and x.storage_offset() * x.itemsize % 4 == 0
 
 
 def _popcount(words: torch.Tensor) -> torch.Tensor:

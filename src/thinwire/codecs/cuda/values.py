@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -102,3 +103,18 @@ def store_word(payload, at, word, live):
     tl.store(payload + at + 1, ((word >> 8) & 255).to(tl.uint8), mask=live)
     tl.store(payload + at + 2, ((word >> 16) & 255).to(tl.uint8), mask=live)
     tl.store(payload + at + 3, ((word >> 24) & 255).to(tl.uint8), mask=live)
+
+
+def bits_of(x: torch.Tensor) -> torch.Tensor:
+    """The values' bits as integers of their width, sharing memory."""
+    return x.view(torch.int32 if x.dtype == torch.float32 else torch.int16)
+
+
+def is_aligned(x: torch.Tensor) -> bool:
+    """Whether x begins at a multiple of 4 bytes, so that it can be seen as int32."""
+    return x.data_ptr() % 4 == 0 and x.storage_offset() * x.itemsize % 4 == 0
+
+
+def words_of(payload: torch.Tensor) -> torch.Tensor:
+    """Bytes as int32, sharing memory; a copy if they are not aligned."""
+    return (payload if is_aligned(payload) else payload.clone()).view(torch.int32)

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ..cpu.zfp_planes import _LAST
 from ..reference_zfp import plane_code
-from .values import INF, NAN, load_bits, narrow, store_bits, widen
+from .values import INF, NAN, bits_of, load_bits, narrow, store_bits, widen, words_of
 
 _NEGABINARY = tl.constexpr(-1431655766)  # 0xAAAAAAAA
 _TILE = 128  # blocks of a program
@@ -283,9 +283,9 @@ def _decode(
 
 def encode(x: torch.Tensor, payload: torch.Tensor, budget: int) -> None:
     """Encode x (flat) into payload (uint8, exactly sized), with blocks of ``budget`` bits."""
-    words = _words(payload).zero_()
+    words = words_of(payload).zero_()
     _encode[(triton.cdiv(-(-x.numel() // 4), _TILE),)](
-        _bits(x), words, _encode_table(x.device), x.numel(), BUDGET=budget, TILE=_TILE,
+        bits_of(x), words, _encode_table(x.device), x.numel(), BUDGET=budget, TILE=_TILE,
         NARROW=x.dtype != torch.float32, HALF=x.dtype == torch.float16,
     )  # fmt: skip
     if words.data_ptr() != payload.data_ptr():
@@ -294,7 +294,7 @@ def encode(x: torch.Tensor, payload: torch.Tensor, budget: int) -> None:
 
 def decode(payload: torch.Tensor, out: torch.Tensor, budget: int) -> None:
     """Decode payload (exactly sized) to out (flat; fp32, fp16, bf16)."""
-    _run(payload, _bits(out), out.dtype, budget, add=False)
+    _run(payload, bits_of(out), out.dtype, budget, add=False)
 
 
 def decode_add(payload: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, budget: int) -> None:
@@ -303,19 +303,9 @@ def decode_add(payload: torch.Tensor, out: torch.Tensor, dtype: torch.dtype, bud
 
 
 def _run(payload, out, dtype, budget, *, add):
-    words = _words(payload)
+    words = words_of(payload)
     limit = int(torch.tensor(torch.finfo(dtype).max, dtype=torch.float32).view(torch.int32))
     _decode[(triton.cdiv(-(-out.numel() // 4), _TILE),)](
         words, out, _decode_table(out.device), out.numel(), words.numel(), BUDGET=budget, LIMIT=limit, ADD=add,
         TILE=_TILE, NARROW=dtype != torch.float32, HALF=dtype == torch.float16,
     )  # fmt: skip
-
-
-def _words(payload: torch.Tensor) -> torch.Tensor:
-    """The bytes as int32; a copy if they do not start at a multiple of 4."""
-    aligned = payload.data_ptr() % 4 == 0 and payload.storage_offset() % 4 == 0
-    return (payload if aligned else payload.clone()).view(torch.int32)
-
-
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    return x.view(torch.int32 if x.dtype == torch.float32 else torch.int16)

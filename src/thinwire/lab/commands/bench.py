@@ -149,11 +149,11 @@ def messages(model: str, steps: int, precisions: tuple[str, ...], data: tuple[Pa
     )
     write_figures(records, spectra, out)
     table = Table(title="Lossless ratio late in training, and its bound")
-    for name in ("precision", "role", "dtype", "bound", "exponent", "mpc:dim=1"):
+    for name in ("precision", "role", "dtype", "bound", *LOSSLESS):
         table.add_column(name, justify="left" if name in ("precision", "role", "dtype") else "right")
     for r in records:
         if r.phase == "late":
-            ratios = [f"{r.codecs[c].ratio:.3f}" for c in ("exponent", "mpc:dim=1")]
+            ratios = [f"{r.codecs[c].ratio:.3f}" for c in LOSSLESS]
             table.add_row(r.precision, r.role, r.dtype, f"{r.exponent_bound:.3f}", *ratios)
     Console().print(table)
     click.echo(f"wrote {out}/result.json, ratios.png, errors.png, spectra.png")
