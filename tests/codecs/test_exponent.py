@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire.codecs import ExponentCodec
 from thinwire.codecs import reference_exponent as reference
+from thinwire.codecs import reference_huffman as huffman
 from thinwire.errors import WireError
 from thinwire.testing import codec_inputs, decode, encode, same_bits
 
@@ -95,8 +96,8 @@ def test_codes_stay_within_their_limit() -> None:
     while len(counts) < 20:
         counts.append(counts[-1] + counts[-2])
     exponents = np.repeat(np.arange(100, 120), counts)
-    lengths = reference.code_lengths(np.bincount(exponents, minlength=256))
-    assert lengths.max() == reference.LIMIT
+    lengths = huffman.code_lengths(np.bincount(exponents, minlength=256))
+    assert lengths.max() == huffman.LIMIT
     assert sum(2.0 ** -int(d) for d in lengths if d) <= 1
     x = torch.from_numpy((exponents << 7 | np.arange(len(exponents)) % 128).astype(np.uint16)).view(
         torch.bfloat16
@@ -113,7 +114,7 @@ def _damage(payload: Tensor, at: int, value: int) -> Tensor:
 def test_refusals() -> None:
     x = normal(3000, torch.bfloat16)
     payload = encode(CODEC, x)
-    sizes = reference.HEADER_NBYTES + reference.LENGTHS_NBYTES
+    sizes = reference.HEADER_NBYTES + huffman.LENGTHS_NBYTES
     for damaged, message in (
         (payload[:3], "too short"),
         (payload[: sizes + 6], "too short"),

@@ -16,8 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ..cpu import exponent as cpu
-from ..reference_exponent import BLOCK, HEADER_NBYTES, LENGTHS_NBYTES, LIMIT, head_nbytes
+from ..cpu import huffman
+from ..reference_exponent import HEADER_NBYTES, head_nbytes
+from ..reference_huffman import BLOCK, LENGTHS_NBYTES, LIMIT
 from .values import bits_of
 
 _SYMBOLS = 256
@@ -163,8 +164,8 @@ def encode(x: torch.Tensor, out: torch.Tensor, mantissa_bits: int) -> int:
         symbols = ((bits >> mantissa_bits) & mask).long()
         counts = torch.bincount(symbols, minlength=_SYMBOLS).cpu().numpy()
         lengths, codes = np.zeros(_SYMBOLS, np.int64), np.zeros(_SYMBOLS, np.uint32)
-        cpu._code_lengths(counts, lengths)
-        cpu._canonical(lengths, codes)
+        huffman.code_lengths(counts, lengths)
+        huffman.canonical(lengths, codes)
         drop = _drop(bits, mantissa_bits)
         blocks, planes = -(-n // BLOCK), _plane_nbytes(n, mantissa_bits - drop + 1)
         most = LENGTHS_NBYTES + 2 * blocks + planes + int((counts * lengths).sum()) // 8 + blocks
@@ -211,7 +212,7 @@ def decode(payload: torch.Tensor, head: Any, out: torch.Tensor, mantissa_bits: i
     packed = head[HEADER_NBYTES : HEADER_NBYTES + LENGTHS_NBYTES].astype(np.int64)
     lengths = np.stack([packed & 15, packed >> 4], 1).reshape(-1)
     single, several = np.empty(1 << LIMIT, np.uint16), np.empty(1 << LIMIT, np.uint64)
-    cpu._lookup(lengths, single, several)
+    huffman.lookup(lengths, single, several)
     table = torch.from_numpy(single.astype(np.int32)).to(device)
     first, blocks = head_nbytes(n), -(-n // BLOCK)
     sizes = np.frombuffer(head[HEADER_NBYTES + LENGTHS_NBYTES : first].tobytes(), "<u2").astype(np.int64)
