@@ -121,7 +121,7 @@ def test_a_future_version_says_what_to_do() -> None:
         (16, struct.pack("<Q", 2**63), "truncated"),
         (16, struct.pack("<Q", 8), "exactly 10 bytes, found 8"),
         (24, b"\x02\0", "unknown flags"),
-        (26, b"\x01\0", "codec state 1"),
+        (26, b"\x01\0", "needs codec state 1, this end of the stream has none"),
     ],
 )
 def test_a_well_sealed_header_that_lies(offset: int, raw: bytes, message: str) -> None:

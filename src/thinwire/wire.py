@@ -10,7 +10,7 @@
          8     8  numel: values in the payload
         16     8  nbytes: payload bytes that follow the header, the checksum excluded
         24     2  flags: bit 0, a CRC-32 of the payload follows it
-        26     2  state id of a stateful codec, 0 for none
+        26     2  id of the state that the decoder needs (codecs/state.py), 0 for none
         28     4  CRC-32 of bytes 0..27
 
 All fields are little-endian. A receiver knows what it expects (codec, dtype, numel): everything in the
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from .codecs.base import Codec
+from .codecs.state import CodecState
 from .errors import WireError
 
 VERSION = 1
@@ -56,6 +57,7 @@ class Header:
     numel: int
     nbytes: int
     checksum: bool
+    state: int
 
 
 @lru_cache(maxsize=1024)
@@ -77,38 +79,54 @@ def pack(
     seed: int = 0,
     residual: Tensor | None = None,
     checksum: bool = False,
+    state: CodecState | None = None,
 ) -> int:
     """Encode x into the frame ``out[:n]`` (uint8) and return n, its size in bytes.
 
-    residual: an fp32 tensor of x's numel that receives ``x - decoded``; it may be x itself.
+    residual: an fp32 tensor of x's numel that receives ``x - decoded``; it may be x itself. state: the sender's of
+    the stream of frames, if the codec has one.
     """
     numel, dtype = x.numel(), x.dtype
     body = out[HEADER_NBYTES:]
     if residual is None:
-        nbytes = codec.encode(x, body, seed=seed)
+        nbytes = codec.encode(x, body, seed=seed, state=state)
     else:
-        nbytes = codec.encode_residual(x, body, residual, seed=seed)
+        nbytes = codec.encode_residual(x, body, residual, seed=seed, state=state)
     flags = _FLAG_CHECKSUM if checksum else 0
-    out[:HEADER_NBYTES].copy_(_header(dtype, digest(codec), numel, nbytes, flags))
+    needs = 0 if state is None else state.needs
+    out[:HEADER_NBYTES].copy_(_header(dtype, digest(codec), numel, nbytes, flags, needs))
     if not checksum:
         return HEADER_NBYTES + nbytes
     _write(body[nbytes : nbytes + CHECKSUM_NBYTES], _CRC.pack(_crc(body[:nbytes])))
     return HEADER_NBYTES + nbytes + CHECKSUM_NBYTES
 
 
-def unpack(codec: Codec, frame: Tensor, out: Tensor) -> None:
-    """Decode a frame into ``out``. Raises WireError if it is not a frame of this codec, dtype and numel."""
-    codec.decode(payload(codec, frame, out.numel(), out.dtype), out)
+def unpack(codec: Codec, frame: Tensor, out: Tensor, *, state: CodecState | None = None) -> None:
+    """Decode a frame into ``out``. Raises WireError if it is not a frame of this codec, dtype and numel.
+
+    state: the receiver's of the stream of frames, if the codec has one.
+    """
+    codec.decode(payload(codec, frame, out.numel(), out.dtype, state), out, state=state)
 
 
-def unpack_add(codec: Codec, frame: Tensor, out: Tensor, dtype: torch.dtype) -> None:
+def unpack_add(
+    codec: Codec, frame: Tensor, out: Tensor, dtype: torch.dtype, *, state: CodecState | None = None
+) -> None:
     """Add the decoded values of a frame to ``out`` (fp32). dtype: the one that was encoded."""
-    codec.decode_add(payload(codec, frame, out.numel(), dtype), out, dtype)
+    codec.decode_add(payload(codec, frame, out.numel(), dtype, state), out, dtype, state=state)
 
 
-def payload(codec: Codec, frame: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+def payload(
+    codec: Codec, frame: Tensor, numel: int, dtype: torch.dtype, state: CodecState | None = None
+) -> Tensor:
     """The payload of a frame, after every check that the header allows."""
     header = read_header(frame)
+    have_state = 0 if state is None else state.id
+    if header.state not in (0, have_state):
+        raise WireError(
+            f"frame needs codec state {header.state}, this end of the stream has {have_state or 'none'}: both ends begin "
+            "without one, or with those of one checkpoint"
+        )
     if header.digest != digest(codec):
         raise WireError(f"frame has codec digest {header.digest}, expected {digest(codec)} of {codec}")
     _expect("dtype", header.dtype, dtype)
@@ -139,8 +157,8 @@ def read_header(frame: Tensor) -> Header:
 
 
 @lru_cache(maxsize=1024)
-def _header(dtype: torch.dtype, codec: int, numel: int, nbytes: int, flags: int) -> Tensor:
-    fields = _FIELDS.pack(_MAGIC, VERSION, DTYPES[dtype], codec, numel, nbytes, flags, 0)
+def _header(dtype: torch.dtype, codec: int, numel: int, nbytes: int, flags: int, state: int) -> Tensor:
+    fields = _FIELDS.pack(_MAGIC, VERSION, DTYPES[dtype], codec, numel, nbytes, flags, state)
     return torch.frombuffer(bytearray(fields + _CRC.pack(zlib.crc32(fields))), dtype=torch.uint8)
 
 
@@ -157,9 +175,7 @@ def _parse_header(raw: bytes) -> Header:
         raise WireError(f"frame has dtype code {dtype}; known: {sorted(_DTYPE_OF)}")
     if flags & ~_FLAG_CHECKSUM:
         raise WireError(f"frame has unknown flags {flags:#06x}")
-    if state != 0:
-        raise WireError(f"frame needs codec state {state}, which this rank does not have")
-    return Header(_DTYPE_OF[dtype], codec, numel, nbytes, bool(flags & _FLAG_CHECKSUM))
+    return Header(_DTYPE_OF[dtype], codec, numel, nbytes, bool(flags & _FLAG_CHECKSUM), state)
 
 
 def _expect(what: str, found: object, expected: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,11 +27,33 @@ def message(dtype: torch.dtype, n: int) -> torch.Tensor:
 
 def check(x: torch.Tensor) -> None:
     room = torch.full((CODEC.max_nbytes(x.numel(), x.dtype) + 1,), 0xAA, dtype=torch.uint8)[1:]
-    size = kernels.encode(x, room, MANTISSAS[x.dtype])
+    size = kernels.encode(x, room, MANTISSAS[x.dtype], False, no_codebook())
     assert torch.equal(room[:size], encode(CODEC, x))
     y = torch.empty_like(x)
-    kernels.decode(room[:size], room[: head_nbytes(x.numel())].numpy(), y, MANTISSAS[x.dtype])
+    head = room[: head_nbytes(x.numel())].numpy()
+    kernels.decode(room[:size], head, y, MANTISSAS[x.dtype], no_codebook())
     assert same_bits(x, y)
+
+
+def no_codebook() -> Any:
+    return np.zeros(256, np.int64)
+
+
+def test_a_codebook_serves_again() -> None:
+    first, later = message(torch.bfloat16, 1100), message(torch.bfloat16, 1300)
+    room = torch.zeros(CODEC.max_nbytes(1300, torch.bfloat16), dtype=torch.uint8)
+    state = CODEC.new_state()
+    assert state is not None
+    book = no_codebook()
+    size = kernels.encode(first, room, 7, True, book)
+    assert torch.equal(room[:size], encode(CODEC, first, state=state))
+    size = kernels.encode_again(later, room, 7, 0, book, state.id)
+    assert torch.equal(room[:size], encode(CODEC, later, state=state))
+    y = torch.empty_like(later)
+    kernels.decode(room[:size], room[: head_nbytes(1300)].numpy(), y, 7, book)
+    assert same_bits(later, y)
+    assert kernels.encode_again(later * 2.0**40, room, 7, 0, book, state.id) == -1
+    assert kernels.encode_again(later.float() + 2.0**-20, room, 23, 16, book, state.id) == -1
 
 
 @pytest.mark.parametrize(

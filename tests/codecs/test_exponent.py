@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.codecs import ExponentCodec
+from thinwire.codecs import ExponentCodec, parse
 from thinwire.codecs import reference_exponent as reference
 from thinwire.codecs import reference_huffman as huffman
-from thinwire.errors import WireError
+from thinwire.codecs.exponent import Codebook
+from thinwire.errors import CheckpointError, SpecError, UnsupportedError, WireError
 from thinwire.testing import codec_inputs, decode, encode, same_bits
 
 CODEC = ExponentCodec()
@@ -119,7 +120,8 @@ def test_refusals() -> None:
         (payload[:3], "too short"),
         (payload[: sizes + 6], "too short"),
         (payload[:-1], "longer or shorter"),
-        (_damage(payload, 0, 2), "unknown mode"),
+        (_damage(payload, 0, 3), "unknown mode"),
+        (_damage(payload, 0, 2), "codebook of an earlier message that is not at hand"),
         (_damage(payload, 1, 16), "unknown mode or flags"),
         (_damage(payload, 2, 1), "unknown mode or flags"),
         (_damage(payload, 4, 0xDD), "no prefix code"),
@@ -131,7 +133,162 @@ def test_refusals() -> None:
         with pytest.raises(WireError, match=message):
             CODEC.decode(damaged.clone(), out)
         assert not out.any()
+    with pytest.raises(WireError, match="unknown mode or flags"):
+        CODEC.decode(_damage(payload, 3, 1), torch.zeros_like(x))
     raw = encode(CODEC, normal(10, torch.bfloat16))
     assert raw[0] == 0
     with pytest.raises(WireError, match="longer or shorter"):
         CODEC.decode(raw[:-1].clone(), torch.zeros(10, dtype=torch.bfloat16))
+
+
+# Codebooks that serve more than one message.
+
+
+class Stream:
+    """Both ends of a stream of messages; the reference codes beside the sender."""
+
+    def __init__(self, codec: ExponentCodec = CODEC) -> None:
+        self.codec = codec
+        self.sender, self.receiver = Codebook(), Codebook()
+
+    def send(self, x: Tensor) -> int:
+        """Mode of the message, once bytes are the reference's and x came through."""
+        book = (self.sender.lengths.copy(), self.sender.drop, self.sender.id)
+        payload = encode(self.codec, x, state=self.sender)
+        again = int(payload[0]) == 2
+        mantissa = MANTISSA[x.dtype]
+        expected = (
+            reference.encode(words(x), mantissa, book=book)
+            if again
+            else reference.encode(words(x), mantissa, spare=True)
+        )
+        assert payload.numpy().tobytes() == expected
+        assert self.sender.needs == (book[2] if again else 0)
+        assert same_bits(decode(self.codec, payload, x, self.receiver), x)
+        found = words(x)
+        back = reference.decode(payload.numpy().tobytes(), x.numel(), found.dtype, mantissa, book[0])
+        assert back.tobytes() == found.tobytes()
+        assert self.receiver.id == self.sender.id
+        return int(payload[0])
+
+
+@pytest.mark.parametrize("dtype", MANTISSA)
+def test_a_codebook_serves_so_many_messages(dtype: torch.dtype) -> None:
+    stream = Stream(ExponentCodec(reuse=3))
+    modes = [stream.send(normal(5000 + i, dtype, i)) for i in range(9)]
+    assert modes == [1, 2, 2, 2, 1, 2, 2, 2, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_messages_come_through_a_stream(data: st.DataObject) -> None:
+    stream = Stream()
+    stream.send(normal(3000, torch.bfloat16))
+    for _ in range(2):
+        x = data.draw(codec_inputs(CODEC, 1500, finite=False))
+        stream.send(x)
+        stream.send(x.repeat(1 + 4000 // max(x.numel(), 1))[:4000])
+
+
+def test_a_codebook_is_within_half_a_percent_on_later_messages() -> None:
+    stream = Stream()
+    stream.send(normal(1 << 18, torch.bfloat16))
+    x = normal(1 << 18, torch.bfloat16, 1) * 1.02
+    kept = encode(CODEC, x, state=stream.sender)
+    assert kept[0] == 2
+    assert kept.numel() < 1.005 * encode(CODEC, x).numel()
+
+
+def test_it_is_renewed_when_it_does_not_fit() -> None:
+    x = normal(8192, torch.bfloat16)
+    stream = Stream()
+    assert [stream.send(x), stream.send(x * 4)] == [1, 2]
+    assert stream.send(x) == 1, "codes were longer than at the codebook's making"
+    assert stream.send(x * 2.0**60) == 1, "exponents that it does not have"
+    assert stream.send(torch.where(torch.arange(8192) % 3 == 0, 0.0, x * 2.0**60)) == 2, "0 has a code always"
+    stream = Stream()
+    assert [stream.send(x.float()), stream.send(x.float())] == [1, 2]
+    odd = x.float()
+    odd[5000] = torch.nextafter(odd[5000], torch.tensor(9.0))
+    assert stream.send(odd) == 1, "a mantissa bit among those dropped"
+    noise = torch.from_numpy(np.random.default_rng(1).integers(0, 256, 10000, np.uint8)).view(torch.bfloat16)
+    stream = Stream()
+    assert [stream.send(x), stream.send(noise), stream.send(noise), stream.send(x)] == [1, 0, 0, 2]
+
+
+def test_a_receiver_without_the_codebook_refuses() -> None:
+    sender = Codebook()
+    x = normal(3000, torch.bfloat16)
+    first, later = (encode(CODEC, x, state=sender) for _ in range(2))
+    for state in (None, Codebook()):
+        out = torch.zeros_like(x)
+        with pytest.raises(WireError, match="codebook of an earlier message that is not at hand"):
+            CODEC.decode(later, out, state=state)
+        assert not out.any()
+    receiver = Codebook()
+    decode(CODEC, first, x, receiver)
+    assert same_bits(decode(CODEC, later, x, receiver), x)
+    total = torch.ones(3000)
+    CODEC.decode_add(later, total, torch.bfloat16, state=receiver)
+    assert torch.equal(total, 1 + x.float())
+    with pytest.raises(WireError, match="not at hand"):
+        CODEC.decode(_damage(later, 2, int(later[2]) ^ 1), torch.zeros_like(x), state=receiver)
+
+
+def test_residuals_with_a_state() -> None:
+    x, state = normal(3000, torch.float32), Codebook()
+    out = torch.empty(CODEC.max_nbytes(3000, torch.float32), dtype=torch.uint8)
+    residual = torch.ones(3000)
+    for mode in (1, 2):
+        size = CODEC.encode_residual(x, out, residual, state=state)
+        assert out[0] == mode
+        assert not residual.any()
+    receiver = Codebook()
+    decode(CODEC, encode(CODEC, x, state=Codebook()), x, receiver)
+    assert same_bits(decode(CODEC, out[:size].clone(), x, receiver), x)
+
+
+def test_dump_and_load() -> None:
+    stream, x = Stream(), normal(4000, torch.bfloat16)
+    stream.send(x)
+    stream.send(x)
+    resumed = Stream()
+    resumed.sender.load(stream.sender.dump())
+    resumed.receiver.load(stream.receiver.dump())
+    assert resumed.sender.dump() == stream.sender.dump()
+    assert [resumed.send(x) for _ in range(3)] == [2, 2, 2]
+    empty = Codebook()
+    empty.load(Codebook().dump())
+    assert empty.id == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"lengths": "zz"}, "are needed"),
+        ({"lengths": "1111"}, "no prefix code"),
+        ({"lengths": "dd" * 128}, "no prefix code"),
+        ({"lengths": "10" + "00" * 127}, "no code"),
+        ({"lengths": "22" + "00" * 126 + "02"}, "no code"),
+        ({"lengths": "01" + "00" * 127}, "no code"),
+        ({"drop": 5}, "found 5"),
+        ({"uses": None}, "are needed"),
+    ],
+)
+def test_damaged_dumps_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        Codebook().load({**Codebook().dump(), **changed})
+
+
+@pytest.mark.parametrize("reuse", [-1, 65536])
+def test_reuse_out_of_range(reuse: int) -> None:
+    with pytest.raises(SpecError, match=f"0 to 65535, found {reuse}"):
+        ExponentCodec(reuse=reuse)
+
+
+def test_other_codecs_take_no_state() -> None:
+    x = torch.ones(10)
+    with pytest.raises(UnsupportedError, match="takes no state"):
+        parse("bf16").encode(x, torch.empty(20, dtype=torch.uint8), state=Codebook())
+    with pytest.raises(UnsupportedError, match="takes no state"):
+        parse("bf16").decode(torch.empty(20, dtype=torch.uint8), x, state=Codebook())

@@ -58,6 +58,7 @@ SPECS = (
     "bounded:rel=0.001",
     "hadamard|int4",
     "hadamard:block=32|int8:block=64",
+    "exponent:reuse=2",
 )
 """Every codec, with parameters that take every path. Append; do not change."""
 
@@ -98,12 +99,19 @@ def encode(codec: Codec, x: Tensor) -> Tensor:
     return out[: codec.encode(x, out, seed=SEED)]
 
 
+def stream(codec: Codec, x: Tensor) -> list[Tensor]:
+    """The payloads of x sent twice with a state."""
+    state = codec.new_state()
+    out = torch.empty(codec.max_nbytes(x.numel(), x.dtype), dtype=torch.uint8)
+    return [out[: codec.encode(x, out, state=state)].clone() for _ in range(2)]
+
+
 def cases() -> list[tuple[str, torch.dtype]]:
     return [(spec, dtype) for spec in SPECS for dtype in sorted(parse(spec).dtypes, key=str)]
 
 
 def make(spec: str, dtype: torch.dtype) -> Path:
-    """Write the golden file of one codec and dtype: spec, dtype, input and decoded bits, payload."""
+    """Write the golden file of one codec and dtype: spec, dtype, input and decoded bits, payload, those of a stream."""
     codec = parse(spec)
     x = message(dtype, LONGER.get(codec.name, NUMEL))
     payload = encode(codec, x)
@@ -111,6 +119,8 @@ def make(spec: str, dtype: torch.dtype) -> Path:
     codec.decode(payload, decoded)
     path = FOLDER / name(codec, dtype)
     arrays = {"input": bits(x), "payload": payload.numpy(), "decoded": bits(decoded)}
+    if codec.stateful:
+        arrays |= {key: part.numpy() for key, part in zip(("first", "again"), stream(codec, x), strict=True)}
     np.savez_compressed(
         path, allow_pickle=False, spec=str(codec), dtype=str(dtype).removeprefix("torch."), **arrays
     )

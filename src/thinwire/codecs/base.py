@@ -1,7 +1,8 @@
 """What a codec is: a pure function from a tensor to bytes, and back.
 
 The payload depends on the codec's parameters, the input values and the seed only; never on the device,
-the number of threads or the libraries that happen to be installed. A codec holds no state.
+the number of threads or the libraries that happen to be installed. A codec holds no state: what a stateful one remembers
+of earlier messages is an argument.
 
 To write one: a frozen dataclass that derives from :class:`Codec`, sets ``name``, ``lossless``, ``dtypes``
 and ``fixed_size``, and implements ``max_nbytes``, ``_encode``, ``_decode`` and ``_decode_add``.
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError, WireError
+from .state import CodecState
 
 FLOAT_DTYPES: frozenset[torch.dtype] = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -36,6 +38,8 @@ class Codec(ABC):
     fixed_size: ClassVar[bool]
     """The payload's size follows from (numel, dtype) alone, so ranks need not exchange sizes."""
     dtypes: ClassVar[frozenset[torch.dtype]] = FLOAT_DTYPES
+    stateful: ClassVar[bool] = False
+    """There is something to remember of earlier messages: ``new_state`` gives a state."""
     needs_feedback: ClassVar[bool] = False
     """So coarse or biased that training needs error feedback with it; policies refuse it elsewhere."""
 
@@ -48,19 +52,31 @@ class Codec(ABC):
     def max_nbytes(self, numel: int, dtype: torch.dtype) -> int:
         """Upper bound of the payload in bytes; the exact size if ``fixed_size``."""
 
-    def encode(self, x: Tensor, out: Tensor, *, seed: int = 0) -> int:
+    def new_state(self) -> CodecState | None:
+        """An empty memory of one stream of messages, for one of its ends; None: this codec has none.
+
+        Only lossless codecs have one: what others lose would have to be known without the receiver's.
+        """
+        return None
+
+    def encode(self, x: Tensor, out: Tensor, *, seed: int = 0, state: CodecState | None = None) -> int:
         """Write the payload of ``x`` to the head of ``out`` and return its size in bytes.
 
         x: contiguous, any shape, one of ``dtypes``. out: 1-D uint8, contiguous, same device, at least
         ``max_nbytes`` long, not overlapping x. seed: feeds stochastic rounding; other codecs ignore it.
+        state: of this codec, the sender's of the stream; None: the payload stands for itself.
 
         Raises UnsupportedError (dtype, device, layout) or ValueError (out too small) before anything is
         written. Never raises for the values in x: one rank that raises inside a collective hangs its peers.
         """
         self._check_encode(x, out)
+        if state is not None:
+            return self._encode_stateful(_flat(x), out, state)
         return self._encode(_flat(x), out, seed)
 
-    def encode_residual(self, x: Tensor, out: Tensor, residual: Tensor, *, seed: int = 0) -> int:
+    def encode_residual(
+        self, x: Tensor, out: Tensor, residual: Tensor, *, seed: int = 0, state: CodecState | None = None
+    ) -> int:
         """Encode as :meth:`encode` and write ``residual = x - decoded``, which error feedback needs.
 
         x, residual: contiguous float32 of the same numel; residual may be x itself, nothing else may overlap.
@@ -76,20 +92,30 @@ class Codec(ABC):
         _check_overlap(self, residual, out)
         if residual.data_ptr() != x.data_ptr():
             _check_overlap(self, x, residual)
+        if state is not None:
+            size = self._encode_stateful(_flat(x), out, state)
+            torch.sub(x, x, out=residual)  # lossless: 0, or NaN where x is not finite
+            return size
         return self._encode_residual(_flat(x), out, _flat(residual), seed)
 
-    def decode(self, payload: Tensor, out: Tensor) -> None:
+    def decode(self, payload: Tensor, out: Tensor, *, state: CodecState | None = None) -> None:
         """Write the values of ``payload`` (1-D uint8, exactly one payload) to ``out``.
 
-        out: contiguous, of the numel and dtype that were encoded. Raises WireError if the payload cannot
-        be one of this codec for that numel and dtype; whatever it holds, decoding ends and is memory-safe.
+        out: contiguous, of the numel and dtype that were encoded. state: the receiver's of the stream, if the
+        sender had one. Raises WireError if the payload cannot be one of this codec for that numel and dtype, or
+        needs a state that is not there; whatever it holds, decoding ends and is memory-safe.
         """
         self._check_tensor(out, "out")
         self._check_payload(payload, out.numel(), out.dtype, out.device)
         _check_overlap(self, payload, out)
-        self._decode(payload, _flat(out))
+        if state is not None:
+            self._decode_stateful(payload, _flat(out), state)
+        else:
+            self._decode(payload, _flat(out))
 
-    def decode_add(self, payload: Tensor, out: Tensor, dtype: torch.dtype) -> None:
+    def decode_add(
+        self, payload: Tensor, out: Tensor, dtype: torch.dtype, *, state: CodecState | None = None
+    ) -> None:
         """Add the values of ``payload`` to ``out``, an fp32 tensor. dtype: the one that was encoded.
 
         The sum is ``out + float32(decoded value)``, one rounding; sparse codecs leave out the zeros (so a negative
@@ -101,7 +127,12 @@ class Codec(ABC):
             raise UnsupportedError(self._dtype_message(dtype))
         self._check_payload(payload, out.numel(), dtype, out.device)
         _check_overlap(self, payload, out)
-        self._decode_add(payload, _flat(out), dtype)
+        if state is not None:
+            values = torch.empty(out.numel(), dtype=dtype, device=out.device)
+            self._decode_stateful(payload, values, state)
+            _add(values, _flat(out))
+        else:
+            self._decode_add(payload, _flat(out), dtype)
 
     def error_bound(self, x: Tensor) -> Tensor | None:
         """Bound of |decoded - x| for each element (float64, shape of x), or None where there is none."""
@@ -136,9 +167,13 @@ class Codec(ABC):
     def _decode_add(self, payload: Tensor, out: Tensor, dtype: torch.dtype) -> None:
         values = torch.empty(out.numel(), dtype=dtype, device=out.device)
         self._decode(payload, values)
-        out += (
-            values.float() if dtype == torch.float64 else values
-        )  # fp64 would be added before it is rounded
+        _add(values, out)
+
+    def _encode_stateful(self, x: Tensor, out: Tensor, state: CodecState) -> int:
+        raise UnsupportedError(f"{self} takes no state: encode without")
+
+    def _decode_stateful(self, payload: Tensor, out: Tensor, state: CodecState) -> None:
+        raise UnsupportedError(f"{self} takes no state: decode without")
 
     # Shared checks.
 
@@ -218,6 +253,11 @@ def _flat(x: Tensor) -> Tensor:
     if x.requires_grad:
         x = x.detach()
     return x if x.dim() == 1 else x.view(-1)
+
+
+def _add(values: Tensor, out: Tensor) -> None:
+    """Add values of any dtype to fp32 ones. fp64 would be added before it is rounded."""
+    out += values.float() if values.dtype == torch.float64 else values
 
 
 def _check_overlap(codec: Codec, x: Tensor, out: Tensor) -> None:

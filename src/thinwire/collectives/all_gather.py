@@ -15,6 +15,7 @@ from ..codecs.base import Codec
 from . import frames
 from .frames import Incoming
 from .options import CallOptions, derive_seed
+from .streams import EVERYONE
 from .transport import Metered
 
 
@@ -45,6 +46,7 @@ def all_gather(
             [part],
             transport,
             device=values.device,
+            to=[EVERYONE],
             seeds=[derive_seed(options.seed, transport.rank, -1, index)],
             residuals=[None if residual is None else part],
             padded=options.padded,
@@ -63,5 +65,6 @@ def all_gather(
 def _decode(codec: Codec, targets: list[Tensor], incoming: Incoming, transport: Metered) -> None:
     received = incoming.wait()
     with transport.tally.decoding():
-        for frame, target in zip(received, targets, strict=True):
-            wire.unpack(codec, frame, target)
+        for peer, (frame, target) in enumerate(zip(received, targets, strict=True)):
+            state = transport.ends.receiver(codec, target.numel(), target.dtype, peer, EVERYONE)
+            wire.unpack(codec, frame, target, state=state)

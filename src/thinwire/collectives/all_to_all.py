@@ -24,6 +24,7 @@ def all_to_all(
         codec,
         values,
         transport,
+        to=range(size),
         seeds=[derive_seed(options.seed, me, peer, 0) for peer in range(size)],
         residuals=[None] * size,
         device=ins[0].device,
@@ -40,4 +41,5 @@ def all_to_all(
     with transport.tally.decoding():
         for peer, frame in enumerate(received):
             if peer != me and outs[peer].numel():
-                wire.unpack(codec, frame, outs[peer])
+                state = transport.ends.receiver(codec, outs[peer].numel(), outs[peer].dtype, peer, me)
+                wire.unpack(codec, frame, outs[peer], state=state)

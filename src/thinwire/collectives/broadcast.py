@@ -8,6 +8,7 @@ from torch import Tensor
 from .. import wire
 from ..codecs.base import Codec
 from .options import CallOptions, derive_seed
+from .streams import EVERYONE
 from .transport import Metered
 
 
@@ -19,7 +20,8 @@ def broadcast(x: Tensor, codec: Codec, transport: Metered, root: int, options: C
     # encode
     if transport.rank == root:
         with transport.tally.encoding():
-            nbytes = wire.pack(codec, x, frame, seed=derive_seed(options.seed, root, -1, 0))
+            state = transport.ends.sender(codec, x.numel(), x.dtype, EVERYONE)
+            nbytes = wire.pack(codec, x, frame, seed=derive_seed(options.seed, root, -1, 0), state=state)
     # send
     if not codec.fixed_size and not options.padded:
         transport.tally.two_phase += 1
@@ -32,4 +34,5 @@ def broadcast(x: Tensor, codec: Codec, transport: Metered, root: int, options: C
         transport.broadcast(frame, root).wait()
     # decode
     with transport.tally.decoding():
-        wire.unpack(codec, frame[:nbytes], x)
+        state = transport.ends.receiver(codec, x.numel(), x.dtype, root, EVERYONE)
+        wire.unpack(codec, frame[:nbytes], x, state=state)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import MismatchError, PeerError
+from .streams import Ends, Streams
 from .traffic import PASS_THROUGH, Message, Tally, Traffic, raw_nbytes
 from .transport import Metered, Transport
 from .work import Work, Worker, done, failed
@@ -27,7 +28,8 @@ _TEXT_NBYTES = 160
 
 
 class Endpoint:
-    """Runs collectives over ``transport`` and counts them in ``traffic``.
+    """Runs collectives over ``transport`` and counts them in ``traffic``; ``streams``: what
+    stateful codecs remember.
 
     device: where the transport's buffers live. who_is_lost: after a collective has failed, says in words which
     ranks are missing; what it returns is added to the error.
@@ -45,6 +47,7 @@ class Endpoint:
         self.transport = transport
         self._who_is_lost = who_is_lost
         self.traffic = traffic if traffic is not None else Traffic()
+        self.streams = Streams()
         self._name = name
         self._device = device
         self._agreed: set[str] = set()  # used by the collectives' worker only
@@ -63,7 +66,7 @@ class Endpoint:
     def run(self, message: Message, raw_bytes: float, call: Call) -> None:
         """Run a call now, in this thread, and count it."""
         tally = Tally()
-        call(Metered(self.transport, tally))
+        call(Metered(self.transport, tally, Ends.of(self.streams, self.rank, message)))
         self.traffic.add(message, raw_bytes, tally)
 
     def submit_inline(self, message: Message, raw_bytes: float, call: Call, result: Any) -> Work:

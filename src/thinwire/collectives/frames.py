@@ -71,21 +71,24 @@ def encode_each(
     values: Sequence[Tensor | None],
     transport: Metered,
     *,
+    to: Sequence[int],
     seeds: Sequence[int],
     residuals: Sequence[Tensor | None],
     device: torch.device,
     padded: bool = False,
 ) -> Outgoing:
-    """Encode one tensor per peer (None: nothing for it) into one buffer."""
+    """Encode one tensor (None: nothing) for each receiver in ``to`` into one buffer."""
     bounds = [0 if v is None else wire.max_frame_nbytes(codec, v.numel(), v.dtype) for v in values]
     buffer = torch.empty(sum(bounds), dtype=torch.uint8, device=device)
     sizes, end = [], 0
     with transport.tally.encoding():
-        for value, bound, seed, residual in zip(values, bounds, seeds, residuals, strict=True):
+        for value, bound, peer, seed, residual in zip(values, bounds, to, seeds, residuals, strict=True):
             if value is None:
                 sizes.append(0)
                 continue
-            nbytes = wire.pack(codec, value, buffer[end : end + bound], seed=seed, residual=residual)
+            state = transport.ends.sender(codec, value.numel(), value.dtype, peer)
+            room = buffer[end : end + bound]
+            nbytes = wire.pack(codec, value, room, seed=seed, residual=residual, state=state)
             sizes.append(bound if padded else nbytes)
             end += sizes[-1]
     return Outgoing(buffer[:end], sizes)

@@ -26,7 +26,8 @@ def recv(out: Tensor, codec: Codec, transport: Metered, src: int) -> None:
     """Fill out (flat, contiguous) with the next tensor from rank src."""
     frame = recv_frame(codec, out.numel(), out.dtype, transport, src, out.device)
     with transport.tally.decoding():
-        wire.unpack(codec, frame, out)
+        state = transport.ends.receiver(codec, out.numel(), out.dtype, src, transport.rank)
+        wire.unpack(codec, frame, out, state=state)
 
 
 def send_frame(
@@ -36,7 +37,8 @@ def send_frame(
     bound = wire.max_frame_nbytes(codec, x.numel(), x.dtype)
     buffer = torch.empty(bound, dtype=torch.uint8, device=x.device)
     with transport.tally.encoding():
-        nbytes = wire.pack(codec, x, buffer, seed=seed)
+        state = transport.ends.sender(codec, x.numel(), x.dtype, dst)
+        nbytes = wire.pack(codec, x, buffer, seed=seed, state=state)
     frame = buffer[:nbytes]
     if codec.fixed_size:
         return frame, [transport.send(frame, dst)]

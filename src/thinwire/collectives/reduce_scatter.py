@@ -48,6 +48,7 @@ def reduce_scatter(
             codec,
             parts,
             transport,
+            to=range(chunks.size),
             seeds=[derive_seed(options.seed, me, peer, index) for peer in range(chunks.size)],
             residuals=parts if residual is not None else [None] * chunks.size,
             device=x.device,
@@ -82,7 +83,8 @@ def _decode_add(
             if peer == transport.rank:
                 into += own[where]
             else:
-                wire.unpack_add(codec, frame, into, own.dtype)
+                state = transport.ends.receiver(codec, into.numel(), own.dtype, peer, transport.rank)
+                wire.unpack_add(codec, frame, into, own.dtype, state=state)
 
 
 def _segments(chunks: Chunks, granule: int, segment_numel: int) -> list[slice]:

@@ -36,7 +36,8 @@ def ring_reduce_scatter(
         # decode-add
         partial = _wide_copy(own)
         with transport.tally.decoding():
-            wire.unpack_add(codec, frame, partial, own.dtype)
+            state = transport.ends.receiver(codec, own.numel(), own.dtype, before, me)
+            wire.unpack_add(codec, frame, partial, own.dtype, state=state)
         for pending in sending:
             pending.wait()
         del sent

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import PeerError
+from .streams import Ends, Streams
 from .traffic import Tally
 
 
@@ -114,13 +115,17 @@ class TorchTransport:
 
 
 class Metered:
-    """A transport that counts, for one call of a collective, the bytes sent and the time waited."""
+    """A transport for one call of a collective: it counts the bytes sent and the time waited.
 
-    def __init__(self, inner: Transport, tally: Tally) -> None:
+    ends: what stateful codecs remember of such calls; None: nothing, each call begins anew.
+    """
+
+    def __init__(self, inner: Transport, tally: Tally, ends: Ends | None = None) -> None:
         self._inner = inner
         self.tally = tally
         self.rank = inner.rank
         self.size = inner.size
+        self.ends = ends if ends is not None else Ends(Streams(), inner.rank, "")
 
     def all_to_all(
         self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]

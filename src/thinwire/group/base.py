@@ -190,6 +190,21 @@ class GroupBase(dist.ProcessGroup):
         name = PASS_THROUGH if codec == NONE else str(codec)
         return codec, policy, Message(axis, op, role, name, str(dtype).removeprefix("torch."), nbytes)
 
+    def codec_states(self) -> bytes:
+        """What this rank's stateful codecs remember (codebooks), for a checkpoint; no calls may be under way.
+
+        Without it a group begins anew: the values stay the same, the first messages are larger.
+        """
+        return self._endpoint.streams.dump() if self._endpoint is not None else b"{}"
+
+    def load_codec_states(self, states: bytes) -> None:
+        """Go on from :meth:`codec_states`, before the first call: on every rank of the group, or on none.
+
+        Raises CheckpointError, and changes nothing, if they cannot be those.
+        """
+        if self._endpoint is not None:
+            self._endpoint.streams.load(states)
+
     def call_options(self, policy: AxisPolicy, *, mean: bool = False) -> CallOptions:
         """Options of the next call; its seed is different for each call and the same on all ranks."""
         seed = self._next_seed(0)

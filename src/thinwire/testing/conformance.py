@@ -22,7 +22,8 @@ def check_codec(codec: Codec) -> None:
     Checked: spec and repr round-trip; any shape, numel and alignment of every dtype; declared sizes; the error
     bound, or every bit if lossless; NaN and Inf; magnitudes from 1e-30 to 1e30; ``decode_add`` and
     ``encode_residual`` against ``decode``; same bytes again, with another number of threads, and in a buffer of
-    other contents; untouched inputs; refusal of wrong arguments with outputs untouched; damaged payloads.
+    other contents; untouched inputs; refusal of wrong arguments with outputs untouched; damaged payloads; of a
+    stateful codec both ends of a stream, with and without what they remember.
     """
     _check_names(codec)
     for dtype in sorted(codec.dtypes, key=str):
@@ -32,6 +33,7 @@ def check_codec(codec: Codec) -> None:
         _check_non_finite(codec, dtype)
         _check_threads(codec, dtype)
         _check_damage(codec, dtype)
+        _check_states(codec, dtype)
         _check_refusals(codec, dtype)
 
 
@@ -231,6 +233,38 @@ def _check_damage(codec: Codec, dtype: torch.dtype) -> None:
                 bool((edges == 3).all()),
                 f"{codec}, {dtype}: a random payload made decode write outside of out",
             )
+
+
+def _check_states(codec: Codec, dtype: torch.dtype) -> None:
+    """Both ends of a stream keep step, go on from a dump, and refuse what needs a state that is not there."""
+    sender, receiver = codec.new_state(), codec.new_state()
+    _that((sender is not None) == codec.stateful, f"{codec}: stateful and new_state() do not agree")
+    if sender is None or receiver is None:
+        return
+    _that(codec.lossless, f"{codec}: is stateful, but not lossless")
+    rng = torch.Generator().manual_seed(4)
+    for turn, n in enumerate((3000, 3000, 0, 1, 2500, 3000)):
+        what = f"{codec}, {dtype}: message {turn} of a stream"
+        x = torch.randn(n, generator=rng).to(dtype)
+        again, other = codec.new_state(), codec.new_state()
+        assert again is not None
+        assert other is not None
+        again.load(sender.dump())
+        other.load(receiver.dump())
+        payload = encode(codec, x, state=sender)
+        _that(torch.equal(encode(codec, x, state=again), payload), f"{what}: other bytes from a dumped state")
+        if sender.needs:
+            for state in (None, codec.new_state()):
+                refused = _refused(partial(codec.decode, payload, x.clone(), state=state), WireError)
+                _that(refused, f"{what}: decodes without the state that it needs")
+            _that(sender.needs == receiver.id, f"{what}: needs another state than the receiver has")
+        _that(same_bits(decode(codec, payload, x, receiver), x), f"{what}: other values")
+        _that(same_bits(decode(codec, payload, x, other), x), f"{what}: other values from a dumped state")
+        _that(sender.id == receiver.id == other.id, f"{what}: the ends remember different things")
+        if dtype.itemsize <= 4:
+            total = torch.ones(n)
+            codec.decode_add(payload, total, dtype, state=receiver)
+            _that(same_bits(total, 1 + x.float()), f"{what}: decode_add differs from out + decoded")
 
 
 def _check_refusals(codec: Codec, dtype: torch.dtype) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import wire
 from ..codecs import Codec
+from ..codecs.state import CodecState
 from ..errors import WireError
 
 _GUARD = 64  # bytes on each side of what a decoder may write
@@ -25,25 +26,34 @@ def fuzz_codec(codec: Codec, cases: int, seed: int = 0) -> Counter[str]:
 
     Raises AssertionError for any other exception, for a write outside of the output, and for a changed frame; the
     message gives the frame. Damage: flipped bits, random payloads, wrong lengths, headers that lie under a right
-    checksum.
+    checksum. Frames of a stateful codec are those of a stream, or are decoded without its state.
     """
     rng = random.Random(f"{codec} {seed}")
     dtypes = sorted(codec.dtypes & set(wire.DTYPES), key=str)
     found: Counter[str] = Counter()
     for _ in range(cases):
         dtype, numel = rng.choice(dtypes), rng.choice(_NUMELS)
-        frame = rng.choice(_DAMAGES)(_frame(codec, dtype, numel, rng), rng)
+        frame, state = _frame(codec, dtype, numel, rng)
+        damaged = rng.choice(_DAMAGES)(frame, rng)
         add = dtype.itemsize <= 4 and rng.random() < 0.3
-        found[_decode(codec, frame, dtype, numel, add)] += 1
+        found[_decode(codec, damaged, dtype, numel, add, state)] += 1
     return found
 
 
-def _frame(codec: Codec, dtype: torch.dtype, numel: int, rng: random.Random) -> bytearray:
+def _frame(
+    codec: Codec, dtype: torch.dtype, numel: int, rng: random.Random
+) -> tuple[bytearray, CodecState | None]:
+    """A frame, and what its receiver remembers."""
     x = torch.randn(numel, generator=torch.Generator().manual_seed(rng.getrandbits(32)))
     x = (x * 10.0 ** rng.randint(-20, 20)).clamp(-6e4, 6e4).to(dtype)
     checksum = rng.random() < 0.1
     room = torch.empty(wire.max_frame_nbytes(codec, numel, dtype, checksum=checksum), dtype=torch.uint8)
-    return bytearray(room[: wire.pack(codec, x, room, checksum=checksum)].numpy().tobytes())
+    sender, receiver = codec.new_state(), codec.new_state()
+    if sender is not None and rng.random() < 0.7:
+        first = room[: wire.pack(codec, x, room, state=sender)]
+        wire.unpack(codec, first, torch.empty_like(x), state=receiver)
+    nbytes = wire.pack(codec, x, room, checksum=checksum, state=sender)
+    return bytearray(room[:nbytes].numpy().tobytes()), receiver if rng.random() < 0.9 else None
 
 
 def _flip(frame: bytearray, rng: random.Random) -> bytearray:
@@ -87,7 +97,9 @@ _DAMAGES: tuple[Callable[[bytearray, random.Random], bytearray], ...] = (
 )
 
 
-def _decode(codec: Codec, damaged: bytearray, dtype: torch.dtype, numel: int, add: bool) -> str:
+def _decode(
+    codec: Codec, damaged: bytearray, dtype: torch.dtype, numel: int, add: bool, state: CodecState | None
+) -> str:
     frame = torch.frombuffer(damaged, dtype=torch.uint8) if damaged else torch.empty(0, dtype=torch.uint8)
     before = bytes(damaged)
     kind = torch.float32 if add else dtype
@@ -97,9 +109,9 @@ def _decode(codec: Codec, damaged: bytearray, dtype: torch.dtype, numel: int, ad
     what = f"{codec}, {dtype}, {numel} values, {'decode_add' if add else 'decode'} of {before.hex()}"
     try:
         if add:
-            wire.unpack_add(codec, frame, out, dtype)
+            wire.unpack_add(codec, frame, out, dtype, state=state)
         else:
-            wire.unpack(codec, frame, out)
+            wire.unpack(codec, frame, out, state=state)
         result = "accepted"
     except WireError:
         result = "refused"

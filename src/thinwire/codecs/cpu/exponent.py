@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ..reference_exponent import HEADER_NBYTES
+from ..reference_exponent import HEADER_NBYTES, SPARE_ABOVE, SPARE_BELOW
 from ..reference_huffman import BLOCK, LENGTHS_NBYTES
 from .huffman import (
     ROW,
@@ -63,10 +63,36 @@ def _plane_nbytes(n, width):
 
 
 @njit(nogil=True, cache=True)
-def encode(x, mantissa_bits, out):
-    """x: uint16 or uint32 bits. out: uint8, at least the raw size and the header. Returns the bytes written."""
+def widen(counts, symbols):
+    """Give every exponent between those seen, some beside them and that of zero a count, so that later messages fit.
+
+    symbols: number of exponents that the dtype has.
+    """
+    lowest, highest = range_of(counts)
+    counts[0] = max(counts[0], 1)
+    for s in range(max(lowest - SPARE_BELOW, 0), min(highest + SPARE_ABOVE, symbols - 1) + 1):
+        counts[s] = max(counts[s], 1)
+
+
+@njit(nogil=True, cache=True)
+def range_of(numbers):
+    """The lowest exponent but 0, and the highest, with a number that is not 0; 1 and 0 if there is none but 0."""
+    lowest, highest = 1, 0
+    for s in range(SYMBOLS - 1, 0, -1):
+        if numbers[s]:
+            lowest, highest = s, max(highest, s)
+    return lowest, highest
+
+
+@njit(nogil=True, cache=True)
+def encode(x, mantissa_bits, spare, lengths, out):
+    """Code with a codebook made for x. Returns the bytes written.
+
+    x: uint16 or uint32 bits. spare: make a codebook that later messages can use. lengths: int64, 256 zeros, becomes the
+    codebook. out: uint8, at least the raw size and the header.
+    """
     n, raw_nbytes = x.size, x.size * x.itemsize
-    counts, lengths = np.empty(SYMBOLS, np.int64), np.zeros(SYMBOLS, np.int64)
+    counts = np.empty(SYMBOLS, np.int64)
     ored = _survey(x, mantissa_bits, counts)
     drop = 0
     if mantissa_bits == 23:
@@ -74,13 +100,15 @@ def encode(x, mantissa_bits, out):
             drop = 16
         elif ored & np.uint32(0x1FFF) == 0:
             drop = 13
-    code_lengths(counts, lengths)
+    wide = counts.copy()
+    if spare:
+        widen(wide, 1 << (8 * x.itemsize - 1 - mantissa_bits))
+    code_lengths(wide, lengths)
     coded = np.int64(0)
     for s in range(SYMBOLS):
         coded += counts[s] * lengths[s]
-    kept = mantissa_bits - drop
     blocks = (n + BLOCK - 1) // BLOCK
-    most = LENGTHS_NBYTES + 2 * blocks + _plane_nbytes(n, kept + 1) + coded // 8 + blocks
+    most = LENGTHS_NBYTES + 2 * blocks + _plane_nbytes(n, mantissa_bits - drop + 1) + coded // 8 + blocks
     out[0], out[1], out[2], out[3] = 0, 0, 0, 0
     if n == 0 or most >= raw_nbytes:
         data = x.view(np.uint8)
@@ -89,23 +117,44 @@ def encode(x, mantissa_bits, out):
         return HEADER_NBYTES + raw_nbytes
     out[0], out[1] = 1, drop
     put_lengths(lengths, out, HEADER_NBYTES)
-    codes = np.zeros(SYMBOLS, np.uint32)
-    canonical(lengths, codes)
-    return _encode_blocks(x, mantissa_bits, kept, codes, out)
+    return _encode_blocks(x, mantissa_bits, drop, lengths, False, HEADER_NBYTES + LENGTHS_NBYTES, out)
 
 
 @njit(nogil=True, cache=True)
-def _encode_blocks(x, mantissa_bits, kept, codes, out):
+def encode_again(x, mantissa_bits, drop, lengths, book, out):
+    """Code in one pass with the codebook of an earlier message; returns the bytes written, -1 if that does not fit x.
+
+    book: its id. out: uint8; what it holds if the codebook does not fit is of no use.
+    """
+    n = x.size
+    sizes = HEADER_NBYTES
+    planes = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
+    limit = HEADER_NBYTES + n * x.itemsize
+    if n == 0 or planes + _plane_nbytes(n, mantissa_bits - drop + 1) > limit:
+        return -1
+    out[0], out[1], out[2], out[3] = 2, drop, np.uint8(book & 255), np.uint8(book >> 8)
+    return _encode_blocks(x, mantissa_bits, drop, lengths, True, sizes, out[:limit])
+
+
+@njit(nogil=True, cache=True)
+def _encode_blocks(x, mantissa_bits, drop, lengths, again, sizes, out):
+    """Write sizes from ``out[sizes:]`` on, planes and streams; returns the end.
+
+    again: -1 if there are exponents without a code, bits in the place of those dropped, or out is too short.
+    """
     n = x.size
     mask = np.uint32((1 << (8 * x.itemsize - 1 - mantissa_bits)) - 1)
-    sizes = HEADER_NBYTES + LENGTHS_NBYTES
+    kept = mantissa_bits - drop
     planes = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
     at = planes + _plane_nbytes(n, kept + 1)
+    codes = np.zeros(SYMBOLS, np.uint32)
+    canonical(lengths, codes)
+    lowest, highest = range_of(lengths)
     exponents, rests = np.zeros((STREAMS, BLOCK), np.uint8), np.zeros(TILE, np.uint32)
     flat = exponents.reshape(TILE)
     words = np.zeros((STREAMS, 2 * STREAM_WORDS), np.uint32)
     ends = np.zeros((STREAMS, 3), np.uint64)
-    shift, drop = np.uint32(mantissa_bits), np.uint32(mantissa_bits - kept)
+    shift, gone = np.uint32(mantissa_bits), np.uint32(drop)
     low = np.uint32((1 << kept) - 1)
     sign, top = np.uint32(8 * x.itemsize - 1), np.uint32(kept)
     for first in range(0, n, TILE):
@@ -113,18 +162,38 @@ def _encode_blocks(x, mantissa_bits, kept, codes, out):
         tile = x[first : first + m]
         for j in range(m):
             flat[j] = np.uint8((np.uint32(tile[j]) >> shift) & mask)
+        if again and not _fits(tile, flat, lowest, highest, drop):
+            return -1
         if kept == 7:
             plane = out[planes + first : planes + first + m]
             for j in range(m):
                 v = np.uint32(tile[j])
-                plane[j] = np.uint8(((v >> drop) & np.uint32(127)) | ((v >> sign) << np.uint32(7)))
+                plane[j] = np.uint8(((v >> gone) & np.uint32(127)) | ((v >> sign) << np.uint32(7)))
         else:
             for j in range(m):
                 v = np.uint32(tile[j])
-                rests[j] = ((v >> drop) & low) | ((v >> sign) << top)
+                rests[j] = ((v >> gone) & low) | ((v >> sign) << top)
             _put_planes(rests, first, m, n, kept + 1, planes, out)
         sizes, at = put_streams(exponents, m, codes, words, ends, out, sizes, at)
+        if at < 0:
+            return -1
     return at
+
+
+@njit(nogil=True, cache=True)
+def _fits(tile, exponents, lowest, highest, drop):
+    """Whether all exponents of a tile are 0 or in a range, and the mantissas' ``drop`` low bits zero."""
+    strange, width = np.uint8(0), np.uint8(highest - lowest)
+    base = np.uint8(lowest)
+    for j in range(tile.size):
+        e = exponents[j]
+        strange |= np.uint8(np.uint8(e - base) > width) & np.uint8(e != 0)
+    if drop:
+        ored, below = np.uint32(0), np.uint32((1 << drop) - 1)
+        for j in range(tile.size):
+            ored |= np.uint32(tile[j])
+        strange |= np.uint8(ored & below != 0)
+    return strange == 0
 
 
 @njit(nogil=True, cache=True)
@@ -152,29 +221,30 @@ def _put_planes(rests, first, m, n, width, planes, out):
 
 
 @njit(nogil=True, cache=True)
-def check(payload, size, n, mantissa_bits, itemsize):
+def check(payload, size, n, mantissa_bits, itemsize, book):
     """0 if decode may read the payload; else the index of what is wrong with it.
 
-    payload: its first bytes, up to the blocks' sizes at least; size: of all of it.
+    payload: its first bytes, up to the blocks' sizes at least; size: of all of it. book: id of the codebook that
+    is at hand, 0 for none.
     """
     if size < HEADER_NBYTES:
         return 1
-    mode, drop = payload[0], payload[1]
-    if (
-        mode > 1
-        or payload[2]
-        or payload[3]
-        or not (drop == 0 or (mantissa_bits == 23 and (drop == 13 or drop == 16)))
-    ):
+    mode, drop, named = payload[0], payload[1], np.int64(payload[2]) | (np.int64(payload[3]) << 8)
+    if mode > 2 or not (drop == 0 or (mantissa_bits == 23 and (drop == 13 or drop == 16))):
+        return 3
+    if mode == 2:
+        if named == 0 or named != book:
+            return 6
+    elif named:
         return 3
     if mode == 0:
         return 3 if drop else 0 if size == HEADER_NBYTES + n * itemsize else 2
     blocks = (n + BLOCK - 1) // BLOCK
-    at = HEADER_NBYTES + LENGTHS_NBYTES
+    at = HEADER_NBYTES + (LENGTHS_NBYTES if mode == 1 else 0)
     need = at + 2 * blocks + _plane_nbytes(n, mantissa_bits - drop + 1)
     if size < need:
         return 1
-    if not check_lengths(payload, HEADER_NBYTES):
+    if mode == 1 and not check_lengths(payload, HEADER_NBYTES):
         return 4
     streams = streams_nbytes(payload, at, blocks)
     if streams < 0:
@@ -183,8 +253,11 @@ def check(payload, size, n, mantissa_bits, itemsize):
 
 
 @njit(nogil=True, cache=True)
-def decode(payload, out, mantissa_bits):
-    """payload: uint8, one that passed :func:`check`. out: uint16 or uint32 bits."""
+def decode(payload, out, mantissa_bits, lengths):
+    """payload: uint8, one that passed :func:`check`. out: uint16 or uint32 bits.
+
+    lengths: the codebook (int64, 256) that mode 2 needs; in mode 1 it becomes that of the payload.
+    """
     n = out.size
     if payload[0] == 0:
         data = out.view(np.uint8)
@@ -193,11 +266,12 @@ def decode(payload, out, mantissa_bits):
         return
     drop = np.int64(payload[1])
     kept = mantissa_bits - drop
-    lengths = np.zeros(SYMBOLS, np.int64)
-    get_lengths(payload, HEADER_NBYTES, lengths)
+    sizes = HEADER_NBYTES
+    if payload[0] == 1:
+        get_lengths(payload, HEADER_NBYTES, lengths)
+        sizes += LENGTHS_NBYTES
     single, several = np.empty(TABLE, np.uint16), np.empty(TABLE, np.uint64)
     lookup(lengths, single, several)
-    sizes = HEADER_NBYTES + LENGTHS_NBYTES
     planes = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
     at = planes + _plane_nbytes(n, kept + 1)
     exponents, rests = np.zeros((STREAMS, ROW), np.uint8), np.zeros(TILE, np.uint32)

@@ -139,6 +139,8 @@ def streams_nbytes(payload, sizes, blocks):
 def put_streams(symbols, m, codes, words, ends, out, sizes, at):
     """Write the streams of the m symbols of a tile to ``out[at:]``, their sizes to ``out[sizes:]``; returns both ends.
 
+    The end of the streams is -1 if ``out`` is too short for them.
+
     symbols: a row for each block. words (uint32, twice STREAM_WORDS a row), ends (uint64, 3 a row): scratch.
     """
     streams = words.view(np.uint8)
@@ -151,6 +153,8 @@ def put_streams(symbols, m, codes, words, ends, out, sizes, at):
             if count:
                 nbytes = _put_rest(symbols[row], both, count, codes, words[row], ends[row])
                 stream = streams[row]
+                if at + nbytes > out.size:
+                    return sizes, -1
                 for j in range(nbytes):
                     out[at + j] = stream[j]
                 at += nbytes

@@ -16,8 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..cpu import exponent as cpu
 from ..cpu import huffman
-from ..reference_exponent import HEADER_NBYTES, head_nbytes
+from ..reference_exponent import HEADER_NBYTES, plane_nbytes
 from ..reference_huffman import BLOCK, LENGTHS_NBYTES, LIMIT
 from .values import bits_of
 
@@ -153,8 +154,11 @@ def _join(
         tl.store(out + index, v, mask=live)
 
 
-def encode(x: torch.Tensor, out: torch.Tensor, mantissa_bits: int) -> int:
-    """Encode x (flat) into out (uint8, the largest size); returns the bytes written. Waits for the device."""
+def encode(x: torch.Tensor, out: torch.Tensor, mantissa_bits: int, spare: bool, lengths: Any) -> int:
+    """Encode x (flat) into out (uint8, the largest size); returns the bytes written. Waits for the device.
+
+    spare, lengths: as for the kernel of the CPU.
+    """
     n, bits = x.numel(), bits_of(x)
     raw = HEADER_NBYTES + x.nbytes
     out[:HEADER_NBYTES] = 0
@@ -163,22 +167,44 @@ def encode(x: torch.Tensor, out: torch.Tensor, mantissa_bits: int) -> int:
         mask = (1 << shape["EXPONENTS"]) - 1
         symbols = ((bits >> mantissa_bits) & mask).long()
         counts = torch.bincount(symbols, minlength=_SYMBOLS).cpu().numpy()
-        lengths, codes = np.zeros(_SYMBOLS, np.int64), np.zeros(_SYMBOLS, np.uint32)
-        huffman.code_lengths(counts, lengths)
-        huffman.canonical(lengths, codes)
+        wide = counts.copy()
+        if spare:
+            cpu.widen(wide, mask + 1)
+        huffman.code_lengths(wide, lengths)
         drop = _drop(bits, mantissa_bits)
-        blocks, planes = -(-n // BLOCK), _plane_nbytes(n, mantissa_bits - drop + 1)
+        blocks, planes = -(-n // BLOCK), plane_nbytes(n, mantissa_bits - drop + 1)
         most = LENGTHS_NBYTES + 2 * blocks + planes + int((counts * lengths).sum()) // 8 + blocks
         if most < x.nbytes:
-            return _encode_coded(bits, out, lengths, codes, drop, shape)
+            head = np.zeros(HEADER_NBYTES + LENGTHS_NBYTES, np.uint8)
+            head[:2] = 1, drop
+            huffman.put_lengths(lengths, head, HEADER_NBYTES)
+            return _encode_coded(bits, out, head, lengths, drop, shape)
     out[HEADER_NBYTES:raw] = x.view(torch.uint8) if n else out[HEADER_NBYTES:raw]
     return raw
 
 
-def _encode_coded(bits, out, lengths, codes, drop, shape):
+def encode_again(
+    x: torch.Tensor, out: torch.Tensor, mantissa_bits: int, drop: int, lengths: Any, book: int
+) -> int:
+    """Encode x with the codebook of an earlier message; -1 if it does not fit x. Waits for the device."""
+    if not x.numel():
+        return -1
+    bits, shape = bits_of(x), _shape(x.dtype, mantissa_bits)
+    symbols = ((bits >> mantissa_bits) & ((1 << shape["EXPONENTS"]) - 1)).long()
+    coded = torch.from_numpy(lengths).to(x.device)[symbols] > 0
+    if not bool(coded.all()) or bool((bits & ((1 << drop) - 1)).any()):
+        return -1
+    head = np.array([2, drop, book & 255, book >> 8], np.uint8)
+    return _encode_coded(bits, out[: HEADER_NBYTES + x.nbytes], head, lengths, drop, shape)
+
+
+def _encode_coded(bits, out, head, lengths, drop, shape):
+    """Write head, sizes, planes and streams; returns the end, -1 if out is too short."""
     n, blocks, device = bits.numel(), -(-bits.numel() // BLOCK), bits.device
-    first = head_nbytes(n)
-    streams_at = first + _plane_nbytes(n, shape["MANTISSA"] - drop + 1)
+    first = len(head) + 2 * blocks
+    streams_at = first + plane_nbytes(n, shape["MANTISSA"] - drop + 1)
+    codes = np.zeros(_SYMBOLS, np.uint32)
+    huffman.canonical(lengths, codes)
     exponents = {key: shape[key] for key in ("MANTISSA", "EXPONENTS", "NARROW")}
     rests = {key: shape[key] for key in ("MANTISSA", "TOTAL", "NARROW")}
     on_device = torch.from_numpy(lengths.astype(np.int32)).to(device)
@@ -186,11 +212,10 @@ def _encode_coded(bits, out, lengths, codes, drop, shape):
     _sizes[(blocks,)](bits, on_device, sizes, n, **exponents)
     ends = sizes.long().cumsum(0)
     nbytes = streams_at + int(ends[-1])
+    if nbytes > out.numel():
+        return -1
     # Codes are or-ed into aligned words, which may reach beyond the payload: they get memory of their own.
     room = torch.zeros(nbytes // 4 * 4 + 8, dtype=torch.uint8, device=device)
-    head = np.zeros(HEADER_NBYTES + LENGTHS_NBYTES, np.uint8)
-    head[:2] = 1, drop
-    head[HEADER_NBYTES:] = lengths[::2] | lengths[1::2] << 4
     room[: len(head)] = torch.from_numpy(head).to(device)
     room[len(head) : first] = torch.stack([sizes & 255, sizes >> 8], 1).to(torch.uint8).view(-1)
     _put_planes[(triton.cdiv(n, _TILE),)](bits, room[first:], n, DROP=drop, TILE=_TILE, **rests)
@@ -201,22 +226,28 @@ def _encode_coded(bits, out, lengths, codes, drop, shape):
     return nbytes
 
 
-def decode(payload: torch.Tensor, head: Any, out: torch.Tensor, mantissa_bits: int) -> None:
-    """Decode a checked payload to out (flat). head: its bytes up to the planes, as a numpy array."""
+def decode(payload: torch.Tensor, head: Any, out: torch.Tensor, mantissa_bits: int, lengths: Any) -> None:
+    """Decode a checked payload to out (flat). head: its bytes up to the planes, as a numpy array.
+
+    lengths: as for the kernel of the CPU.
+    """
     n = out.numel()
     if head[0] == 0:
         if n:
             out.view(torch.uint8).copy_(payload[HEADER_NBYTES:])
         return
     drop, device = int(head[1]), out.device
-    packed = head[HEADER_NBYTES : HEADER_NBYTES + LENGTHS_NBYTES].astype(np.int64)
-    lengths = np.stack([packed & 15, packed >> 4], 1).reshape(-1)
+    sizes_at = HEADER_NBYTES
+    if head[0] == 1:
+        huffman.get_lengths(head, HEADER_NBYTES, lengths)
+        sizes_at += LENGTHS_NBYTES
     single, several = np.empty(1 << LIMIT, np.uint16), np.empty(1 << LIMIT, np.uint64)
     huffman.lookup(lengths, single, several)
     table = torch.from_numpy(single.astype(np.int32)).to(device)
-    first, blocks = head_nbytes(n), -(-n // BLOCK)
-    sizes = np.frombuffer(head[HEADER_NBYTES + LENGTHS_NBYTES : first].tobytes(), "<u2").astype(np.int64)
-    streams_at = first + _plane_nbytes(n, mantissa_bits - drop + 1)
+    blocks = -(-n // BLOCK)
+    first = sizes_at + 2 * blocks
+    sizes = np.frombuffer(head[sizes_at:first].tobytes(), "<u2").astype(np.int64)
+    streams_at = first + plane_nbytes(n, mantissa_bits - drop + 1)
     starts = torch.from_numpy(streams_at + sizes.cumsum() - sizes).to(device)
     symbols = torch.empty(n, dtype=torch.uint8, device=device)
     longest = triton.next_power_of_2(min(n, BLOCK))
@@ -234,10 +265,6 @@ def _drop(bits: torch.Tensor, mantissa_bits: int) -> int:
             if not bool((bits & ((1 << drop) - 1)).any()):
                 return drop
     return 0
-
-
-def _plane_nbytes(n: int, width: int) -> int:
-    return n * (width // 8) + (-(-3 * n // 8) if width % 8 else 0)
 
 
 def _shape(dtype: torch.dtype, mantissa_bits: int) -> dict[str, Any]:

@@ -14,32 +14,31 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from thinwire.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
 _LATEST = "latest"
 _RECORD = "run.json"
 _PARTIAL = ".partial"
 _T = TypeVar("_T")
 
 
-def save(folder: Path, tensors: dict[str, Tensor], record: dict[str, Any], keep: int) -> Path:
-    """Write ``tensors`` (of all ranks) and ``record`` (rank 0's, JSON) as the latest checkpoint of ``folder``.
+def save(folder: Path, values: dict[str, Any], record: dict[str, Any], keep: int) -> Path:
+    """Write ``values`` and ``record`` (rank 0's, JSON) as the latest checkpoint of ``folder``.
 
-    All ranks call it, on a file system that they share. Names may differ between ranks; under the same name a
-    DTensor is stored once, whatever its shards, and a plain tensor is taken from one rank. Older checkpoints than
-    the newest ``keep`` are deleted. Raises CheckpointError, on every rank, if it cannot be written; the previous
-    checkpoint then still is the latest.
+    values: tensors and bytes, of all ranks. All ranks call it, on a file system that they share. Names may differ
+    between ranks; under the same name a DTensor is stored once, whatever its shards, and a plain tensor or bytes
+    are taken from one rank. Older checkpoints than the newest ``keep`` are deleted. Raises CheckpointError, on every
+    rank, if it cannot be written; the previous checkpoint then still is the latest.
     """
     final = Path(_on_rank0(lambda: _prepare(folder, record["step"])))
     partial = final.with_name(final.name + _PARTIAL)
     try:
-        state_dict_saver.save(dict(tensors), storage_writer=FileSystemWriter(partial, sync_files=True))
+        state_dict_saver.save(dict(values), storage_writer=FileSystemWriter(partial, sync_files=True))
     except CheckpointException as e:
         _on_rank0(lambda: shutil.rmtree(partial, ignore_errors=True))
         raise CheckpointError(f"{final} was not written: {_causes(e)}") from e
@@ -53,10 +52,15 @@ def latest(folder: Path) -> tuple[Path, dict[str, Any]]:
     return Path(path), record
 
 
-def load(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill ``tensors`` in place from the checkpoint at ``path``. Raises CheckpointError if it lacks one."""
+def load(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Fill the tensors of ``values`` in place from the checkpoint at ``path``, and return them all: bytes are new ones.
+
+    Raises CheckpointError if it lacks one.
+    """
+    loaded = dict(values)
     try:
-        state_dict_loader.load(dict(tensors), storage_reader=FileSystemReader(path))
+        state_dict_loader.load(loaded, storage_reader=FileSystemReader(path))
+        return loaded
     except (CheckpointException, OSError, RuntimeError) as e:
         detail = _causes(e) if isinstance(e, CheckpointException) else str(e)
         raise CheckpointError(f"{path} cannot be loaded: {detail}") from e

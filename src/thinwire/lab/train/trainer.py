@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -117,9 +118,13 @@ class Trainer:
 
     def save(self, folder: str | Path, keep: int = 2) -> Path:
         """Write a checkpoint below ``folder`` and return where; the newest ``keep`` stay. See ``checkpoint.save``."""
-        tensors = {**self._prefixed("weights", self.weights()), **self.state()}
+        values: dict[str, Any] = {
+            **self._prefixed("weights", self.weights()),
+            **self.state(),
+            **self._codec_states(),
+        }
         record = {"step": self.steps_done, "scaler": self._scaler.state(), "run": self._identity()}
-        return checkpoint.save(Path(folder), tensors, record, keep)
+        return checkpoint.save(Path(folder), values, record, keep)
 
     def load(self, folder: str | Path, weights_only: bool = False) -> None:
         """Go on from the latest checkpoint below ``folder``, bit for bit.
@@ -134,7 +139,10 @@ class Trainer:
             self._update.weights_changed()
             return
         checkpoint.check_same_run(path, record["run"], self._identity())
-        checkpoint.load(path, {**weights, **self.state()})
+        codecs = self._codec_states()
+        loaded = checkpoint.load(path, {**weights, **self.state(), **codecs})
+        for name, group in zip(codecs, groups(self._mesh).values(), strict=True):
+            group.load_codec_states(loaded[name])
         self._scaler.load_state(record["scaler"])
         self.steps_done = int(record["step"])
 
@@ -180,6 +188,11 @@ class Trainer:
         # Stochastic rounding draws from the number of calls that a group has had.
         calls = {f"rank{dist.get_rank()}.{axis}.calls": g.calls for axis, g in groups(self._mesh).items()}
         return self._prefixed("state", {**self._update.state(), **calls})
+
+    def _codec_states(self) -> dict[str, bytes]:
+        """What the codecs of this rank's groups remember, in the order of the groups."""
+        rank = dist.get_rank()
+        return {f"state/rank{rank}.{axis}.codecs": g.codec_states() for axis, g in groups(self._mesh).items()}
 
     def _identity(self) -> dict[str, object]:
         return {**self.config.identity(), "text": self._text.digest}
