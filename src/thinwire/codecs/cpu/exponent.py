@@ -143,7 +143,6 @@ def _encode_blocks(x, mantissa_bits, drop, lengths, again, sizes, out):
     again: -1 if there are exponents without a code, bits in the place of those dropped, or out is too short.
     """
     n = x.size
-    mask = np.uint32((1 << (8 * x.itemsize - 1 - mantissa_bits)) - 1)
     kept = mantissa_bits - drop
     planes = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
     at = planes + _plane_nbytes(n, kept + 1)
@@ -154,21 +153,25 @@ def _encode_blocks(x, mantissa_bits, drop, lengths, again, sizes, out):
     flat = exponents.reshape(TILE)
     words = np.zeros((STREAMS, 2 * STREAM_WORDS), np.uint32)
     ends = np.zeros((STREAMS, 3), np.uint64)
-    shift, gone = np.uint32(mantissa_bits), np.uint32(drop)
-    low = np.uint32((1 << kept) - 1)
+    gone, low = np.uint32(drop), np.uint32((1 << kept) - 1)
     sign, top = np.uint32(8 * x.itemsize - 1), np.uint32(kept)
+    wide = x.itemsize == 4
     for first in range(0, n, TILE):
         m = min(TILE, n - first)
         tile = x[first : first + m]
-        for j in range(m):
-            flat[j] = np.uint8((np.uint32(tile[j]) >> shift) & mask)
-        if again and not _fits(tile, flat, lowest, highest, drop):
+        if mantissa_bits == 7 or mantissa_bits == 23:
+            for j in range(m):
+                flat[j] = np.uint8(_upper_half(tile[j], wide) >> np.uint16(7))
+        else:
+            for j in range(m):
+                flat[j] = np.uint8((tile[j] >> np.uint16(10)) & np.uint16(31))
+        if again and not _fits(tile, flat[:m], lowest, highest, drop):
             return -1
         if kept == 7:
             plane = out[planes + first : planes + first + m]
             for j in range(m):
-                v = np.uint32(tile[j])
-                plane[j] = np.uint8(((v >> gone) & np.uint32(127)) | ((v >> sign) << np.uint32(7)))
+                v = _upper_half(tile[j], wide)
+                plane[j] = np.uint8((v & np.uint16(127)) | ((v >> np.uint16(8)) & np.uint16(128)))
         else:
             for j in range(m):
                 v = np.uint32(tile[j])
@@ -180,20 +183,24 @@ def _encode_blocks(x, mantissa_bits, drop, lengths, again, sizes, out):
     return at
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _upper_half(v, wide):
+    """The bits of bf16, which fp32 begins with. Arithmetic of 16 bits fills a vector with twice as many values."""
+    return np.uint16(v >> np.uint32(16)) if wide else np.uint16(v)
+
+
 @njit(nogil=True, cache=True)
 def _fits(tile, exponents, lowest, highest, drop):
     """Whether all exponents of a tile are 0 or in a range, and the mantissas' ``drop`` low bits zero."""
-    strange, width = np.uint8(0), np.uint8(highest - lowest)
-    base = np.uint8(lowest)
-    for j in range(tile.size):
-        e = exponents[j]
-        strange |= np.uint8(np.uint8(e - base) > width) & np.uint8(e != 0)
+    most, base = np.uint8(0), np.uint8(lowest)
+    for e in exponents:
+        above = np.uint8(e - base)  # modulo 256: large for those under the lowest
+        most = max(most, np.uint8(above * np.uint8(e != 0)))
+    ored = np.uint32(0)
     if drop:
-        ored, below = np.uint32(0), np.uint32((1 << drop) - 1)
-        for j in range(tile.size):
-            ored |= np.uint32(tile[j])
-        strange |= np.uint8(ored & below != 0)
-    return strange == 0
+        for v in tile:
+            ored |= np.uint32(v)
+    return most <= highest - lowest and ored & np.uint32((1 << drop) - 1) == 0
 
 
 @njit(nogil=True, cache=True)
@@ -281,14 +288,22 @@ def decode(payload, out, mantissa_bits, lengths):
     for first in range(0, n, TILE):
         m = min(TILE, n - first)
         sizes, at = get_streams(payload, sizes, at, m, single, several, words, exponents)
-        _get_planes(payload, first, m, n, kept + 1, planes, rests)
+        if kept != 7:
+            _get_planes(payload, first, m, n, kept + 1, planes, rests)
         for row in range((m + BLOCK - 1) // BLOCK):
             start, stop = row * BLOCK, min(m, (row + 1) * BLOCK)
             block, rest, exponent = out[first + start : first + stop], rests[start:stop], exponents[row]
-            for j in range(stop - start):
-                block[j] = (
-                    ((rest[j] >> top) << sign) | (np.uint32(exponent[j]) << shift) | ((rest[j] & low) << gap)
-                )
+            if kept == 7:
+                plane = payload[planes + first + start : planes + first + stop]
+                for j in range(stop - start):
+                    r = np.uint16(plane[j])
+                    e = np.uint16(exponent[j]) << np.uint16(7)
+                    v = np.uint16((r & np.uint16(127)) | ((r & np.uint16(128)) << np.uint16(8)) | e)
+                    block[j] = np.uint32(v) << np.uint32(16) if out.itemsize == 4 else v
+            else:
+                for j in range(stop - start):
+                    v = (rest[j] & low) << gap
+                    block[j] = v | ((rest[j] >> top) << sign) | (np.uint32(exponent[j]) << shift)
 
 
 @njit(nogil=True, cache=True)
