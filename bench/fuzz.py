@@ -29,6 +29,10 @@ MORE = (
     "bounded:abs=0.1",
     "bounded:rel=0.01",
     "hadamard|int4",
+    "int8|huffman",
+    "int2|huffman",
+    "hadamard|int4|huffman",
+    "topk|huffman",
 )
 """Beside every codec with its default parameters, if it has some."""
 NO_DEFAULTS = ("zfp", "bounded")

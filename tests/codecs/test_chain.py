@@ -1,4 +1,4 @@
-"""Chains: the transform against a matrix, what it buys, specs and their errors."""
+"""Chains: the transform against a matrix, what it buys, specs and their errors. Byte coders: test_coded.py."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ def test_specs() -> None:
     assert parse("hadamard|topk").needs_feedback
     assert not codec.needs_feedback
     assert not parse("hadamard|bounded:abs=1").fixed_size
+    with pytest.raises(SpecError, match="CodedCodec"):
+        ChainCodec("int4|huffman")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,19 @@ def test_specs() -> None:
     [
         ("hadamrd|int4", r"position 0: unknown transform .* 'hadamrd'.*hadamard"),
         ("hadamard|int5x", r"position 9: unknown codec 'int5x'"),
-        ("int4|int8", r"unknown transform .* 'int4'"),
+        ("int4|int8", r"position 5: unknown byte coder .* 'int8'; known: huffman"),
+        ("int4|hufman", r"position 5: unknown byte coder .* 'hufman'; did you mean 'huffman'"),
+        ("int4|", r"position 5: unknown byte coder"),
+        ("huffman", r"position 0: huffman codes the bytes of a codec; put one before it"),
+        ("huffman|int4", r"position 0: huffman codes the bytes of a codec; put one before it"),
+        ("hadamard|huffman", r"position 9: huffman codes the bytes of a codec; put one before it"),
+        ("int4|huffman|huffman", r"position 13: 'huffman' comes after huffman, which is the last"),
+        ("int4|huffman|int8", r"position 13: 'int8' comes after huffman, which is the last"),
+        ("hadamard|int4:blok=3|huffman", r"position 14: int4 has no parameter 'blok'"),
+        ("int4|huffman:bits=3", r"position 13: huffman has no parameter 'bits'; huffman takes no parameters"),
+        ("exponent|huffman", r"huffman codes the bytes of a lossy codec .*; exponent\S* is lossless"),
+        ("hadamard|none|huffman", r"a lossy codec of fixed size; none is lossless"),
+        ("bounded:abs=1|huffman", r"a lossy codec of fixed size; bounded\S* has no fixed size"),
         ("hadamard|int4:blok=3", r"position 14: int4 has no parameter 'blok'"),
         ("hadamard:block=48|int4", r"power of two from 32 to 4096, found 48"),
         ("hadamard|mpc:dim=1", r"ends in a lossy codec"),

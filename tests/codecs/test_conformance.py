@@ -23,12 +23,14 @@ SPECS = (
     "fp8", "fp8:e5m2,block=32", "e3m0", "mxfp8", "mxfp8:e5m2", "mxfp4", "nvfp4", "sign", "sign:block=96", "topk",
     "topk:k=7,bits=2", "bounded:abs=0.01", "bounded:rel=0.001",
     "hadamard|int4", "hadamard:block=32|int8:block=96", "hadamard|nvfp4",
+    "int8|huffman", "int6:round=stochastic|huffman", "hadamard|int4|huffman", "nvfp4|huffman", "topk|huffman",
+    "fp16|huffman",
 )  # fmt: skip
 
 
 def test_every_codec_is_checked() -> None:
     ours = {name for name, cls in list_codecs().items() if cls.__module__.startswith("thinwire.")}
-    assert {parse(spec).name for spec in SPECS} == ours | {"chain"}
+    assert {parse(spec).name for spec in SPECS} == ours | {"chain", "coded"}
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -82,6 +84,11 @@ class _Lossless(Broken):
 class _Size(Broken):
     def _encode(self, x: Tensor, out: Tensor, seed: int) -> int:
         return max(0, super()._encode(x, out, seed) - 1)
+
+
+class _Parts(Broken):
+    def payload_parts(self, numel: int, dtype: torch.dtype) -> tuple[int, ...]:
+        return numel, 1
 
 
 class _Input(Broken):
@@ -163,6 +170,7 @@ BROKEN = {
     _Bound: "above its bound",
     _Lossless: "bits changed",
     _Size: "fixed size",
+    _Parts: "payload_parts",
     _Input: "changed its input",
     _Buffer: "what the buffer held",
     _Overflow: "overflow would be lost",

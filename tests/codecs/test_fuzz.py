@@ -16,11 +16,13 @@ from thinwire.testing import fuzz_codec
 CASES = 300
 SPECS = {"zfp": "zfp:rate=8", "bounded": "bounded:abs=0.1"}
 """Where a codec needs parameters."""
+CHAINS = ("hadamard|int4", "int8|huffman", "hadamard|int4|huffman", "topk|huffman")
 
 
-@pytest.mark.parametrize(
-    "name", [n for n, c in list_codecs().items() if c.__module__.startswith("thinwire.")]
-)
+OURS = [n for n, c in list_codecs().items() if c.__module__.startswith("thinwire.")]
+
+
+@pytest.mark.parametrize("name", [*OURS, *CHAINS])
 def test_damaged_frames_are_refused_or_decoded(name: str) -> None:
     found = fuzz_codec(parse(SPECS.get(name, name)), CASES)
     assert found.total() == CASES

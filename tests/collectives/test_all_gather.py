@@ -12,7 +12,15 @@ from thinwire.collectives.options import derive_seed
 from thinwire.errors import WireError
 
 pytestmark = pytest.mark.usefixtures("kernels")
-SPECS = ("none", "bf16", "int4:block=128", "zfp:rate=8", "mpc:dim=1", "int4:block=32,round=stochastic")
+SPECS = (
+    "none",
+    "bf16",
+    "int4:block=128",
+    "zfp:rate=8",
+    "mpc:dim=1",
+    "int4|huffman",
+    "int4:block=32,round=stochastic",
+)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

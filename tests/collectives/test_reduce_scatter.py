@@ -12,7 +12,7 @@ from thinwire import CallOptions, parse
 from thinwire.collectives import Chunks, reduce_scatter, ring_reduce_scatter
 
 pytestmark = pytest.mark.usefixtures("kernels")
-SPECS = ("none", "bf16", "int8:block=32", "int4:block=128", "zfp:rate=8", "mpc:dim=1")
+SPECS = ("none", "bf16", "int8:block=32", "int4:block=128", "zfp:rate=8", "mpc:dim=1", "int4|huffman")
 OPTIONS = CallOptions(seed=3, segment_numel=512)
 
 

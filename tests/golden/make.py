@@ -59,11 +59,14 @@ SPECS = (
     "hadamard|int4",
     "hadamard:block=32|int8:block=64",
     "exponent:reuse=2",
+    "int8|huffman",
+    "int6:block=64,round=stochastic|huffman",
+    "hadamard|int4|huffman",
 )
 """Every codec, with parameters that take every path. Append; do not change."""
 
 NUMEL = 333
-LONGER = {"exponent": 3000, "nvfp4": 1500, "topk": 9000, "bounded": 5000}
+LONGER = {"exponent": 3000, "nvfp4": 1500, "topk": 9000, "bounded": 5000, "coded": 11000}
 """By codec: where a message of NUMEL values does not take every path."""
 SEED = 0x1234_5678_9ABC_DEF0
 

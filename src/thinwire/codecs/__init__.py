@@ -10,6 +10,7 @@ from .blockint import Int2Codec, Int3Codec, Int4Codec, Int5Codec, Int6Codec, Int
 from .bounded import BoundedCodec
 from .cast import Bf16Codec, Fp16Codec
 from .chain import ChainCodec, Hadamard
+from .coded import CodedCodec, Huffman
 from .exponent import ExponentCodec
 from .mpc import MpcCodec
 from .none import NoneCodec
@@ -29,6 +30,7 @@ _WITH_KERNELS = (
     "sign",
     "topk",
     "bounded:abs=1",
+    "int4|huffman",
 )
 
 __all__ = [
@@ -36,11 +38,13 @@ __all__ = [
     "BoundedCodec",
     "ChainCodec",
     "Codec",
+    "CodedCodec",
     "E3m0Codec",
     "ExponentCodec",
     "Fp8Codec",
     "Fp16Codec",
     "Hadamard",
+    "Huffman",
     "Int2Codec",
     "Int3Codec",
     "Int4Codec",

@@ -52,6 +52,13 @@ class Codec(ABC):
     def max_nbytes(self, numel: int, dtype: torch.dtype) -> int:
         """Upper bound of the payload in bytes; the exact size if ``fixed_size``."""
 
+    def payload_parts(self, numel: int, dtype: torch.dtype) -> tuple[int, ...]:
+        """Sizes of a payload's parts whose bytes are alike, in their order, if ``fixed_size``: scales, then codes.
+
+        A byte coder has a code for each.
+        """
+        return (self.max_nbytes(numel, dtype),)
+
     def new_state(self) -> CodecState | None:
         """An empty memory of one stream of messages, for one of its ends; None: this codec has none.
 
@@ -217,10 +224,7 @@ class Codec(ABC):
             )
 
     def __str__(self) -> str:
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        if not fields:
-            return self.name
-        return self.name + ":" + ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields)
+        return full_spec(self)
 
 
 class CompiledCodec(Codec):
@@ -246,6 +250,12 @@ class CompiledCodec(Codec):
             raise UnsupportedError(
                 f'{self} on a GPU needs Triton; install it with: pip install "thinwire[gpu]"'
             ) from None
+
+
+def full_spec(stage: Any) -> str:
+    """Name and parameters of a codec or another stage, a dataclass: ``int4:block=128,round=nearest``."""
+    fields = [f"{f.name}={getattr(stage, f.name)}" for f in dataclasses.fields(stage)]
+    return f"{stage.name}:{','.join(fields)}" if fields else str(stage.name)
 
 
 def _flat(x: Tensor) -> Tensor:

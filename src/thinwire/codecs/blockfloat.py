@@ -59,11 +59,13 @@ class BlockFloat(KernelCodec):
         return reference.GROUP if self.scaling == "two-level" else self.values_per_scale
 
     def max_nbytes(self, numel: int, dtype: torch.dtype) -> int:
+        return sum(self.payload_parts(numel, dtype))
+
+    def payload_parts(self, numel: int, dtype: torch.dtype) -> tuple[int, ...]:
         blocks = -(-numel // self.values_per_scale)
+        upper = (4 * -(-numel // reference.GROUP),) if self.scaling == "two-level" else ()
         scales = 4 * blocks if self.scaling == "fp32" else blocks
-        if self.scaling == "two-level":
-            scales += 4 * -(-numel // reference.GROUP)
-        return scales + -(-numel * self.element.width // 8)
+        return *upper, scales, -(-numel * self.element.width // 8)
 
     @property
     def _parameters(self) -> tuple[Any, ...]:

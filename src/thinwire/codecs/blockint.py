@@ -69,7 +69,10 @@ class BlockInt(KernelCodec):
         return 1 << (self.bits - 1)
 
     def max_nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        return 4 * -(-numel // self.block) + sum(-(-numel * width // 8) for width in self.planes)
+        return sum(self.payload_parts(numel, dtype))
+
+    def payload_parts(self, numel: int, dtype: torch.dtype) -> tuple[int, ...]:
+        return (4 * -(-numel // self.block), *(-(-numel * width // 8) for width in self.planes))
 
     def _encode(self, x: Tensor, out: Tensor, seed: int) -> int:
         return self._encode_with(x, out, None, seed)

@@ -1,4 +1,4 @@
-"""Codecs in a row: ``hadamard|int4``. Transforms come first, a codec last; the payload is that codec's.
+"""Transforms before a codec: ``hadamard|int4``. The payload is that codec's. (What codes its bytes: coded.py.)
 
 A transform maps fp32 values to as many fp32 values; 16-bit messages are widened first and rounded at the end.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SpecError
-from .base import FLOAT_DTYPES, Codec, CompiledCodec
+from .base import FLOAT_DTYPES, Codec, CompiledCodec, full_spec
 from .cast import convert
 from .cpu import hadamard as kernels
 from .kernel import with_rounding
@@ -44,7 +44,7 @@ class Transform(ABC):
         """Bound of each value's error (float64) from that of the transformed ones; ``values``: those, exactly enough."""
 
     def __str__(self) -> str:
-        return self.name + ":" + ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))  # type: ignore[arg-type]
+        return full_spec(self)
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,16 @@ class ChainCodec(CompiledCodec):
     def __post_init__(self) -> None:
         from .spec import parse_stages  # which makes chains
 
-        *transforms, codec = parse_stages(self.spec)
+        transforms, codec, coder = parse_stages(self.spec)
+        if coder is not None:
+            raise SpecError(f"{self.spec!r}: with a byte coder it is a CodedCodec, not a ChainCodec")
         if codec.lossless or torch.float32 not in codec.dtypes:
             raise SpecError(f"{self.spec!r}: a chain ends in a lossy codec of float32, not in {codec}")
         object.__setattr__(self, "_transforms", transforms)
         object.__setattr__(self, "_codec", codec)
         object.__setattr__(self, "spec", "|".join(map(str, (*transforms, codec))))
 
-    _transforms: ClassVar[list[Transform]]  # of the instance, but not part of its value
+    _transforms: ClassVar[tuple[Transform, ...]]  # of the instance, but not part of its value
     _codec: ClassVar[Codec]
 
     @property
@@ -137,6 +139,9 @@ class ChainCodec(CompiledCodec):
 
     def max_nbytes(self, numel: int, dtype: torch.dtype) -> int:
         return self._codec.max_nbytes(numel, torch.float32)
+
+    def payload_parts(self, numel: int, dtype: torch.dtype) -> tuple[int, ...]:
+        return self._codec.payload_parts(numel, torch.float32)
 
     def _encode(self, x: Tensor, out: Tensor, seed: int) -> int:
         return self._codec._encode(self._transformed(x), out, seed)

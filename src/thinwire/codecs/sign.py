@@ -43,7 +43,10 @@ class SignCodec(KernelCodec):
         return self.block
 
     def max_nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        return 4 * -(-numel // self.block) + -(-numel // 8)
+        return sum(self.payload_parts(numel, dtype))
+
+    def payload_parts(self, numel: int, dtype: torch.dtype) -> tuple[int, ...]:
+        return 4 * -(-numel // self.block), -(-numel // 8)
 
     @property
     def _parameters(self) -> tuple[Any, ...]:

@@ -1,47 +1,74 @@
 """Specs to codecs: ``parse("int4:block=128")``.
 
 A spec is ``NAME`` or ``NAME:key=value,key=value``; ``NAME:value`` gives the first parameter. Parameters are the fields
-of the codec's dataclass. Stages of a chain are separated by ``|`` (``hadamard|int4``). ``str(codec)`` is the full spec and
-parses back to an equal codec.
+of the codec's dataclass. Stages of a chain are separated by ``|``: transforms, one codec, a byte coder
+(``hadamard|int4|huffman``). ``str(codec)`` is the full spec and parses back to an equal codec.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from ..errors import SpecError, nearest
 from .base import Codec
 from .chain import TRANSFORMS, ChainCodec, Transform
+from .coded import BYTE_CODERS, ByteCoder, CodedCodec
 from .registry import list_codecs
 
 _T = TypeVar("_T")
 _BOOLEANS = {"true": True, "false": False}
 
 
+class Stages(NamedTuple):
+    """The stages of a chain."""
+
+    transforms: tuple[Transform, ...]
+    codec: Codec
+    coder: ByteCoder | None
+
+
 def parse(spec: str | Codec) -> Codec:
     """The codec of a spec. Raises SpecError with the position of what is wrong and the nearest names."""
     if isinstance(spec, Codec):
         return spec
-    return ChainCodec(spec) if "|" in spec else _one(spec, 0, spec, list_codecs())
+    if "|" not in spec and not _is(spec, BYTE_CODERS):
+        return _one(spec, 0, spec, list_codecs(), "codec")
+    return ChainCodec(spec) if parse_stages(spec).coder is None else CodedCodec(spec)
 
 
-def parse_stages(spec: str) -> tuple[*tuple[Transform, ...], Codec]:
-    """The stages of a chain: transforms, then a codec."""
-    *transforms, last = spec.split("|")
-    position, stages = 0, []
-    for text in transforms:
-        stages.append(_one(text, position, spec, TRANSFORMS))
+def parse_stages(spec: str) -> Stages:
+    """The stages of a chain: transforms, one codec, and a byte coder or none."""
+    transforms: list[Transform] = []
+    codec: Codec | None = None
+    coder: ByteCoder | None = None
+    position, codecs, texts = 0, list_codecs(), spec.split("|")
+    for i, text in enumerate(texts):
+        where = f"codec {spec!r}, position {position}"
+        if coder is not None:
+            raise SpecError(f"{where}: {text!r} comes after {coder}, which is the last of a chain")
+        if codec is not None:
+            coder = _one(text, position, spec, BYTE_CODERS, "byte coder (after a codec)")
+        elif _is(text, BYTE_CODERS):
+            raise SpecError(f"{where}: {text} codes the bytes of a codec; put one before it: 'int4|{text}'")
+        elif i == len(texts) - 1 or _is(text, codecs):
+            codec = _one(text, position, spec, codecs, "codec")
+        else:
+            transforms.append(_one(text, position, spec, TRANSFORMS, "transform (before a codec)"))
         position += len(text) + 1
-    return (*stages, _one(last, position, spec, list_codecs()))
+    assert codec is not None  # the last stage is one, or comes after one
+    return Stages(tuple(transforms), codec, coder)
 
 
-def _one(text: str, position: int, spec: str, known: Mapping[str, type[_T]]) -> _T:
+def _is(text: str, known: Mapping[str, Any]) -> bool:
+    return text.partition(":")[0] in known
+
+
+def _one(text: str, position: int, spec: str, known: Mapping[str, type[_T]], kind: str) -> _T:
     """The stage ``text``, which begins at ``position`` of the spec: a dataclass with its parameters."""
     name, colon, rest = text.partition(":")
     if name not in known:
-        kind = "transform (before '|')" if known is TRANSFORMS else "codec"
         raise SpecError(
             f"codec {spec!r}, position {position}: unknown {kind} {name!r}; {nearest(name, known)}"
         )

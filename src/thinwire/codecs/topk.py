@@ -52,9 +52,12 @@ class TopkCodec(KernelCodec):
         return kernels.BLOCK
 
     def max_nbytes(self, numel: int, dtype: torch.dtype) -> int:
+        return sum(self.payload_parts(numel, dtype))
+
+    def payload_parts(self, numel: int, dtype: torch.dtype) -> tuple[int, ...]:
         full, rest = divmod(numel, kernels.BLOCK)
         kept = full * self.k + min(self.k, rest)
-        return 8 * (full + (rest > 0)) + -(-12 * kept // 8) + -(-self.bits * kept // 8)
+        return 8 * (full + (rest > 0)), -(-12 * kept // 8), -(-self.bits * kept // 8)
 
     @property
     def _parameters(self) -> tuple[Any, ...]:

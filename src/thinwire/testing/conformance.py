@@ -90,6 +90,8 @@ def _check_message(codec: Codec, x: Tensor, what: str) -> None:
         _that(same_bits(x, before), f"{what}: encode changed its input")
         _that(0 <= size <= limit, f"{what}: encode returned {size} bytes, max_nbytes is {limit}")
         _that(size == limit or not codec.fixed_size, f"{what}: fixed size is {limit}, encode returned {size}")
+        parts = sum(codec.payload_parts(x.numel(), x.dtype)) if codec.fixed_size else limit
+        _that(parts == limit, f"{what}: payload_parts are {parts} bytes, max_nbytes is {limit}")
         guards = torch.cat([room[:8], room[8 + limit :]])
         _that(bool((guards == fill).all()), f"{what}: encode wrote outside of out")
         payloads.append(room[8 : 8 + size])

@@ -204,8 +204,8 @@ def _put_rest(symbols, done, m, codes, words, end):
 
 
 @njit(nogil=True, cache=True)
-def lookup(lengths, single, several):
-    """Tables over 12 bits. single: symbol, length << 8. several: up to 4 symbols, their number << 32, bits << 40."""
+def lookup_single(lengths, single):
+    """A table over 12 bits: symbol, length << 8."""
     codes = np.zeros(SYMBOLS, np.uint32)
     canonical(lengths, codes)
     for v in range(TABLE):
@@ -215,6 +215,12 @@ def lookup(lengths, single, several):
         if d:
             for v in range(codes[s] & np.uint32(0xFFFFFF), TABLE, 1 << d):
                 single[v] = s | (d << 8)
+
+
+@njit(nogil=True, cache=True)
+def lookup(lengths, single, several):
+    """Tables over 12 bits. single: symbol, length << 8. several: up to 4 symbols, their number << 32, bits << 40."""
+    lookup_single(lengths, single)
     for v in range(TABLE):
         bits, count, packed = 0, 0, 0
         while count < _PER_LOOKUP:
@@ -233,6 +239,14 @@ def get_streams(payload, sizes, at, m, single, several, words, symbols):
 
     words: uint64, STREAM_WORDS a row; symbols: uint8, ROW a row; both zeroed once, with a row for each block.
     """
+    sizes, at = load_streams(payload, sizes, at, m, words)
+    _get_symbols(words, single, several, symbols, m)
+    return sizes, at
+
+
+@njit(nogil=True, cache=True)
+def load_streams(payload, sizes, at, m, words):
+    """Copy the streams of a tile to the rows of ``words``; returns the ends of sizes and streams."""
     streams = words.view(np.uint8)
     for row in range((m + BLOCK - 1) // BLOCK):
         nbytes = np.int64(payload[sizes]) | (np.int64(payload[sizes + 1]) << 8)
@@ -241,12 +255,11 @@ def get_streams(payload, sizes, at, m, single, several, words, symbols):
         for j in range(nbytes):
             stream[j] = payload[at + j]
         at += nbytes
-    _get_symbols(words, single, several, symbols, m)
     return sizes, at
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _window(words, p):
+def window(words, p):
     """64 bits of a stream from bit p on."""
     k, s = p >> np.uint64(6), p & np.uint64(63)
     return (words[k] >> s) | ((words[k + np.uint64(1)] << np.uint64(1)) << (np.uint64(63) - s))
@@ -255,16 +268,16 @@ def _window(words, p):
 @njit(nogil=True, cache=True, inline="always")
 def _get_several(words, several, symbols, i, p):
     """Four lookups of up to four symbols each, from one window; returns the next symbol and bit."""
-    window = _window(words, p)
+    ahead = window(words, p)
     for _ in range(4):
-        entry = several[window & np.uint64(TABLE - 1)]
+        entry = several[ahead & np.uint64(TABLE - 1)]
         symbols[i] = np.uint8(entry & np.uint64(255))
         symbols[i + np.uint64(1)] = np.uint8((entry >> np.uint64(8)) & np.uint64(255))
         symbols[i + np.uint64(2)] = np.uint8((entry >> np.uint64(16)) & np.uint64(255))
         symbols[i + np.uint64(3)] = np.uint8((entry >> np.uint64(24)) & np.uint64(255))
         i += (entry >> np.uint64(32)) & np.uint64(255)
         bits = entry >> np.uint64(40)
-        window >>= bits
+        ahead >>= bits
         p += bits
     return i, p
 
@@ -292,7 +305,7 @@ def _get_symbols(words, single, several, symbols, m):
         while i + np.uint64(4 * _PER_LOOKUP) <= stop:
             i, p = _get_several(stream, several, into, i, p)
         while i < stop:
-            found = np.uint64(single[_window(stream, p) & np.uint64(TABLE - 1)])
+            found = np.uint64(single[window(stream, p) & np.uint64(TABLE - 1)])
             into[i] = np.uint8(found & np.uint64(255))
             p += found >> np.uint64(8)
             i += np.uint64(1)

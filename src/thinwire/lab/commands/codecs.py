@@ -9,7 +9,8 @@ from ...codecs import parse
 from ..bench.codec import measure, sample, table
 
 SHOWN = (
-    "none", "bf16", "fp16", "int8", "int6", "int5", "int4", "int4:round=stochastic", "hadamard|int4", "int3", "int2",
+    "none", "bf16", "fp16", "int8", "int6", "int5", "int4", "int4:round=stochastic", "hadamard|int4", "int4|huffman", "int3",
+    "int2",
     "fp8", "mxfp8", "mxfp4", "nvfp4", "e3m0", "sign", "topk", "zfp:rate=8", "zfp:rate=12", "zfp:rate=16", "zfp:rate=24",
     "bounded:rel=0.001", "mpc:dim=1", "exponent",
 )  # fmt: skip
