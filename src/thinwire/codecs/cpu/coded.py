@@ -14,7 +14,7 @@ from numba import njit
 
 from ..reference_huffman import BLOCK, LENGTHS_NBYTES
 from .huffman import (
-    STREAM_WORDS,
+    STREAM_NBYTES,
     STREAMS,
     SYMBOLS,
     TABLE,
@@ -53,7 +53,7 @@ def encode(data, parts, out):
     """Write the parts (their sizes: int64) of data to ``out``, each coded if that is smaller; returns the bytes written."""
     counts, codes = np.empty(SYMBOLS, np.int64), np.empty(SYMBOLS, np.uint32)
     rows = np.zeros((STREAMS, BLOCK), np.uint8)
-    words, ends = np.zeros((STREAMS, 2 * STREAM_WORDS), np.uint32), np.zeros((STREAMS, 3), np.uint64)
+    streams, ends = np.zeros((STREAMS, STREAM_NBYTES), np.uint8), np.zeros((STREAMS, 3), np.uint64)
     start = at = 0
     for n in parts:
         part = data[start : start + n]
@@ -81,10 +81,10 @@ def encode(data, parts, out):
         whole = n // TILE * TILE
         for first in range(0, whole, TILE):
             tile = part[first : first + TILE].reshape(STREAMS, BLOCK)
-            sizes, at = put_streams(tile, TILE, codes, words, ends, out, sizes, at)
+            sizes, at = put_streams(tile, TILE, codes, streams, ends, out, sizes, at)
         if whole < n:
             rows.reshape(TILE)[: n - whole] = part[whole:]
-            sizes, at = put_streams(rows, n - whole, codes, words, ends, out, sizes, at)
+            sizes, at = put_streams(rows, n - whole, codes, streams, ends, out, sizes, at)
     return at
 
 
@@ -108,17 +108,17 @@ def check(payload, parts):
             return 1
         if not check_lengths(payload, at):
             return 3
-        streams = streams_nbytes(payload, sizes, blocks)
-        if streams < 0:
+        nbytes = streams_nbytes(payload, sizes, blocks)
+        if nbytes < 0:
             return 4
-        at = sizes + 2 * blocks + streams
+        at = sizes + 2 * blocks + nbytes
     return 0 if at == payload.size else 1
 
 
 @njit(nogil=True, cache=True)
 def decode(payload, parts, out):
     """Write the parts of a payload that passed :func:`check` to ``out`` (uint8, as long as all of them)."""
-    single, words = np.empty(TABLE, np.uint16), np.zeros((STREAMS, STREAM_WORDS), np.uint64)
+    single, streams = np.empty(TABLE, np.uint16), np.zeros((STREAMS, STREAM_NBYTES), np.uint8)
     lengths = np.empty(SYMBOLS, np.int64)
     start = at = 0
     for n in parts:
@@ -137,17 +137,17 @@ def decode(payload, parts, out):
         at = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
         for first in range(0, n, TILE):
             m = min(TILE, n - first)
-            sizes, at = load_streams(payload, sizes, at, m, words)
-            _get_bytes(words, single, part[first : first + m])
+            sizes, at = load_streams(payload, sizes, at, m, streams)
+            _get_bytes(streams, single, part[first : first + m])
 
 
 @njit(nogil=True, cache=True)
-def _get_bytes(words, single, tile):
-    """Decode up to four blocks. At most 12 bits a byte: damaged streams stay inside ``words``."""
+def _get_bytes(streams, single, tile):
+    """Decode up to four blocks. At most 12 bits a byte: damaged streams stay inside their rows."""
     if tile.size == TILE:
         blocks = tile.reshape(STREAMS, BLOCK)
         b0, b1, b2, b3 = blocks[0], blocks[1], blocks[2], blocks[3]
-        s0, s1, s2, s3 = words[0], words[1], words[2], words[3]
+        s0, s1, s2, s3 = streams[0], streams[1], streams[2], streams[3]
         p0, p1, p2, p3 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
         for j in range(np.uint64(0), np.uint64(BLOCK), np.uint64(4)):
             p0 = _get_four(s0, single, b0, j, p0)
@@ -159,17 +159,17 @@ def _get_bytes(words, single, tile):
         block = tile[row * BLOCK : min(tile.size, (row + 1) * BLOCK)]
         whole, p = np.uint64(block.size // 4 * 4), np.uint64(0)
         for j in range(np.uint64(0), whole, np.uint64(4)):
-            p = _get_four(words[row], single, block, j, p)
+            p = _get_four(streams[row], single, block, j, p)
         for j in range(whole, np.uint64(block.size)):
-            found = np.uint64(single[window(words[row], p) & np.uint64(TABLE - 1)])
+            found = np.uint64(single[window(streams[row], p) & np.uint64(TABLE - 1)])
             block[j] = np.uint8(found & np.uint64(255))
             p += found >> np.uint64(8)
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _get_four(words, single, block, j, p):
+def _get_four(stream, single, block, j, p):
     """Four bytes from one window; returns the next bit."""
-    ahead = window(words, p)
+    ahead = window(stream, p)
     for i in range(4):
         found = np.uint64(single[ahead & np.uint64(TABLE - 1)])
         block[j + np.uint64(i)] = np.uint8(found & np.uint64(255))

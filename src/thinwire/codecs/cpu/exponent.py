@@ -1,6 +1,6 @@
 """Kernels of ``exponent``. ``reference_exponent`` is the specification.
 
-Four blocks at a time go through buffers that stay in the L1 cache: exponents and rests of their values, and the words
+Four blocks at a time go through buffers that stay in the L1 cache: exponents and rests of their values, and the
 of their bit streams (``huffman``).
 """
 
@@ -16,7 +16,7 @@ from ..reference_exponent import HEADER_NBYTES, SPARE_ABOVE, SPARE_BELOW
 from ..reference_huffman import BLOCK, LENGTHS_NBYTES
 from .huffman import (
     ROW,
-    STREAM_WORDS,
+    STREAM_NBYTES,
     STREAMS,
     SYMBOLS,
     TABLE,
@@ -151,7 +151,7 @@ def _encode_blocks(x, mantissa_bits, drop, lengths, again, sizes, out):
     lowest, highest = range_of(lengths)
     exponents, rests = np.zeros((STREAMS, BLOCK), np.uint8), np.zeros(TILE, np.uint32)
     flat = exponents.reshape(TILE)
-    words = np.zeros((STREAMS, 2 * STREAM_WORDS), np.uint32)
+    streams = np.zeros((STREAMS, STREAM_NBYTES), np.uint8)
     ends = np.zeros((STREAMS, 3), np.uint64)
     gone, low = np.uint32(drop), np.uint32((1 << kept) - 1)
     sign, top = np.uint32(8 * x.itemsize - 1), np.uint32(kept)
@@ -177,7 +177,7 @@ def _encode_blocks(x, mantissa_bits, drop, lengths, again, sizes, out):
                 v = np.uint32(tile[j])
                 rests[j] = ((v >> gone) & low) | ((v >> sign) << top)
             _put_planes(rests, first, m, n, kept + 1, planes, out)
-        sizes, at = put_streams(exponents, m, codes, words, ends, out, sizes, at)
+        sizes, at = put_streams(exponents, m, codes, streams, ends, out, sizes, at)
         if at < 0:
             return -1
     return at
@@ -282,12 +282,12 @@ def decode(payload, out, mantissa_bits, lengths):
     planes = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
     at = planes + _plane_nbytes(n, kept + 1)
     exponents, rests = np.zeros((STREAMS, ROW), np.uint8), np.zeros(TILE, np.uint32)
-    words = np.zeros((STREAMS, STREAM_WORDS), np.uint64)
+    streams = np.zeros((STREAMS, STREAM_NBYTES), np.uint8)
     shift, low = np.uint32(mantissa_bits), np.uint32((1 << kept) - 1)
     sign, top, gap = np.uint32(8 * out.itemsize - 1), np.uint32(kept), np.uint32(drop)
     for first in range(0, n, TILE):
         m = min(TILE, n - first)
-        sizes, at = get_streams(payload, sizes, at, m, single, several, words, exponents)
+        sizes, at = get_streams(payload, sizes, at, m, single, several, streams, exponents)
         if kept != 7:
             _get_planes(payload, first, m, n, kept + 1, planes, rests)
         for row in range((m + BLOCK - 1) // BLOCK):

@@ -19,7 +19,7 @@ SYMBOLS = 256
 TABLE = 1 << LIMIT
 STREAMS = 4
 TILE = STREAMS * BLOCK
-STREAM_WORDS = BLOCK * LIMIT // 64 + 2  # uint64; the last two are read beyond the longest stream
+STREAM_NBYTES = BLOCK * LIMIT // 8 + 8  # of the longest stream, and what is read and written beyond it
 _PER_LOOKUP = 4
 ROW = BLOCK + 4 * _PER_LOOKUP  # symbols of a block, and what a lookup may write beyond them
 
@@ -136,23 +136,21 @@ def streams_nbytes(payload, sizes, blocks):
 
 
 @njit(nogil=True, cache=True)
-def put_streams(symbols, m, codes, words, ends, out, sizes, at):
+def put_streams(symbols, m, codes, streams, ends, out, sizes, at):
     """Write the streams of the m symbols of a tile to ``out[at:]``, their sizes to ``out[sizes:]``; returns both ends.
 
-    The end of the streams is -1 if ``out`` is too short for them.
-
-    symbols: a row for each block. words (uint32, twice STREAM_WORDS a row), ends (uint64, 3 a row): scratch.
+    The end of the streams is -1 if ``out`` is too short for them. symbols: a row for each block. streams (uint8,
+    STREAM_NBYTES a row), ends (uint64, 3 a row): scratch.
     """
-    streams = words.view(np.uint8)
     for b in range(0, (m + BLOCK - 1) // BLOCK, 2):
         here = min(BLOCK, m - b * BLOCK)
         there = max(min(BLOCK, m - (b + 1) * BLOCK), 0)
-        both = min(here, there) // 2 * 2
-        _put_two(symbols[b], symbols[b + 1], both, codes, words[b], words[b + 1], ends[b], ends[b + 1])
+        both = min(here, there) // 4 * 4
+        _put_two(symbols[b], symbols[b + 1], both, codes, streams[b], streams[b + 1], ends[b], ends[b + 1])
         for row, count in ((b, here), (b + 1, there)):
             if count:
-                nbytes = _put_rest(symbols[row], both, count, codes, words[row], ends[row])
                 stream = streams[row]
+                nbytes = _put_rest(symbols[row], both, count, codes, stream, ends[row])
                 if at + nbytes > out.size:
                     return sizes, -1
                 for j in range(nbytes):
@@ -164,43 +162,54 @@ def put_streams(symbols, m, codes, words, ends, out, sizes, at):
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _put_pair(symbols, j, codes, words, held, filled, w):
-    """Two codes become one before they meet the bits held, which every step has to wait for."""
+def _put_four(symbols, j, codes, stream, held, filled, p):
+    """Four codes become one before they meet the bits held, which every step has to wait for.
+
+    held: under 8 bits that are not written for good yet; filled: their number; p: the next byte.
+    """
     a, b = np.uint64(codes[symbols[j]]), np.uint64(codes[symbols[j + np.uint64(1)]])
-    length = a >> np.uint64(24)
-    both = (a & np.uint64(0xFFFFFF)) | ((b & np.uint64(0xFFFFFF)) << length)
-    held |= both << filled
-    filled += length + (b >> np.uint64(24))
-    words[w] = np.uint32(held & np.uint64(0xFFFFFFFF))
-    full = filled >> np.uint64(5)  # under 32 + 24 bits: 0 or 1
-    return held >> (full << np.uint64(5)), filled & np.uint64(31), w + full
+    c, d = np.uint64(codes[symbols[j + np.uint64(2)]]), np.uint64(codes[symbols[j + np.uint64(3)]])
+    code, length = np.uint64(0xFFFFFF), np.uint64(24)
+    ab = (a & code) | ((b & code) << (a >> length))
+    cd = (c & code) | ((d & code) << (c >> length))
+    first = (a >> length) + (b >> length)
+    held |= (ab | (cd << first)) << filled  # at most 7 + 48 bits
+    _put_bytes(stream, p, held)
+    filled += first + (c >> length) + (d >> length)
+    return held >> (filled & np.uint64(56)), filled & np.uint64(7), p + (filled >> np.uint64(3))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _put_bytes(stream, p, held):
+    """Store 64 bits from byte p on, the lowest first: the compiler makes one store of it."""
+    for i in range(8):
+        stream[p + np.uint64(i)] = np.uint8((held >> np.uint64(8 * i)) & np.uint64(255))
 
 
 @njit(nogil=True, cache=True)
-def _put_two(first, second, m, codes, first_words, second_words, first_end, second_end):
-    """Write the codes of m (even) symbols of two blocks. Ends: bits held, their number, words written."""
-    h0, f0, w0 = np.uint64(0), np.uint64(0), np.uint64(0)
-    h1, f1, w1 = np.uint64(0), np.uint64(0), np.uint64(0)
-    for j in range(np.uint64(0), np.uint64(m), np.uint64(2)):
-        h0, f0, w0 = _put_pair(first, j, codes, first_words, h0, f0, w0)
-        h1, f1, w1 = _put_pair(second, j, codes, second_words, h1, f1, w1)
-    first_end[0], first_end[1], first_end[2] = h0, f0, w0
-    second_end[0], second_end[1], second_end[2] = h1, f1, w1
+def _put_two(first, second, m, codes, first_stream, second_stream, first_end, second_end):
+    """Write the codes of m (a multiple of 4) symbols of two blocks. Ends: bits held, their number, bytes written."""
+    h0, f0, p0 = np.uint64(0), np.uint64(0), np.uint64(0)
+    h1, f1, p1 = np.uint64(0), np.uint64(0), np.uint64(0)
+    for j in range(np.uint64(0), np.uint64(m), np.uint64(4)):
+        h0, f0, p0 = _put_four(first, j, codes, first_stream, h0, f0, p0)
+        h1, f1, p1 = _put_four(second, j, codes, second_stream, h1, f1, p1)
+    first_end[0], first_end[1], first_end[2] = h0, f0, p0
+    second_end[0], second_end[1], second_end[2] = h1, f1, p1
 
 
 @njit(nogil=True, cache=True)
-def _put_rest(symbols, done, m, codes, words, end):
-    """Write the codes from symbol ``done`` (even) on; returns the bytes that the whole stream fills."""
-    held, filled, w = end[0], end[1], end[2]
-    for j in range(np.uint64(done), np.uint64(m // 2 * 2), np.uint64(2)):
-        held, filled, w = _put_pair(symbols, j, codes, words, held, filled, w)
-    if m % 2:
-        last = np.uint64(codes[symbols[m - 1]])
+def _put_rest(symbols, done, m, codes, stream, end):
+    """Write the codes from symbol ``done`` (a multiple of 4) on; returns the bytes that the whole stream fills."""
+    held, filled, p = end[0], end[1], end[2]
+    for j in range(np.uint64(done), np.uint64(m // 4 * 4), np.uint64(4)):
+        held, filled, p = _put_four(symbols, j, codes, stream, held, filled, p)
+    for j in range(np.uint64(m // 4 * 4), np.uint64(m)):
+        last = np.uint64(codes[symbols[j]])
         held |= (last & np.uint64(0xFFFFFF)) << filled
         filled += last >> np.uint64(24)
-    words[w] = np.uint32(held & np.uint64(0xFFFFFFFF))
-    words[w + np.uint64(1)] = np.uint32(held >> np.uint64(32))
-    return 4 * np.int64(w) + (np.int64(filled) + 7) // 8
+    _put_bytes(stream, p, held)
+    return np.int64(p) + (np.int64(filled) + 7) // 8
 
 
 @njit(nogil=True, cache=True)
@@ -234,20 +243,19 @@ def lookup(lengths, single, several):
 
 
 @njit(nogil=True, cache=True)
-def get_streams(payload, sizes, at, m, single, several, words, symbols):
+def get_streams(payload, sizes, at, m, single, several, streams, symbols):
     """Read the m symbols of a tile from the streams at ``payload[at:]``; returns the ends of sizes and streams.
 
-    words: uint64, STREAM_WORDS a row; symbols: uint8, ROW a row; both zeroed once, with a row for each block.
+    streams: uint8, STREAM_NBYTES a row; symbols: uint8, ROW a row; both zeroed once, with a row for each block.
     """
-    sizes, at = load_streams(payload, sizes, at, m, words)
-    _get_symbols(words, single, several, symbols, m)
+    sizes, at = load_streams(payload, sizes, at, m, streams)
+    _get_symbols(streams, single, several, symbols, m)
     return sizes, at
 
 
 @njit(nogil=True, cache=True)
-def load_streams(payload, sizes, at, m, words):
-    """Copy the streams of a tile to the rows of ``words``; returns the ends of sizes and streams."""
-    streams = words.view(np.uint8)
+def load_streams(payload, sizes, at, m, streams):
+    """Copy the streams of a tile to the rows of ``streams``; returns the ends of sizes and streams."""
     for row in range((m + BLOCK - 1) // BLOCK):
         nbytes = np.int64(payload[sizes]) | (np.int64(payload[sizes + 1]) << 8)
         sizes += 2
@@ -259,16 +267,18 @@ def load_streams(payload, sizes, at, m, words):
 
 
 @njit(nogil=True, cache=True, inline="always")
-def window(words, p):
-    """64 bits of a stream from bit p on."""
-    k, s = p >> np.uint64(6), p & np.uint64(63)
-    return (words[k] >> s) | ((words[k + np.uint64(1)] << np.uint64(1)) << (np.uint64(63) - s))
+def window(stream, p):
+    """At least 57 bits of a stream from bit p on. The compiler makes one load of the eight."""
+    byte, bits = p >> np.uint64(3), np.uint64(0)
+    for i in range(8):
+        bits |= np.uint64(stream[byte + np.uint64(i)]) << np.uint64(8 * i)
+    return bits >> (p & np.uint64(7))
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _get_several(words, several, symbols, i, p):
+def _get_several(stream, several, symbols, i, p):
     """Four lookups of up to four symbols each, from one window; returns the next symbol and bit."""
-    ahead = window(words, p)
+    ahead = window(stream, p)
     for _ in range(4):
         entry = several[ahead & np.uint64(TABLE - 1)]
         symbols[i] = np.uint8(entry & np.uint64(255))
@@ -283,12 +293,12 @@ def _get_several(words, several, symbols, i, p):
 
 
 @njit(nogil=True, cache=True)
-def _get_symbols(words, single, several, symbols, m):
-    """Decode the m symbols of up to four blocks. At most 12 bits each: damaged streams stay inside ``words``."""
+def _get_symbols(streams, single, several, symbols, m):
+    """Decode the m symbols of up to four blocks. At most 12 bits each: damaged streams stay inside their rows."""
     done, bit = np.zeros(STREAMS, np.uint64), np.zeros(STREAMS, np.uint64)
     if m == TILE:
         e0, e1, e2, e3 = symbols[0], symbols[1], symbols[2], symbols[3]
-        s0, s1, s2, s3 = words[0], words[1], words[2], words[3]
+        s0, s1, s2, s3 = streams[0], streams[1], streams[2], streams[3]
         i0, i1, i2, i3 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
         p0, p1, p2, p3 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
         last = np.uint64(BLOCK - 4 * _PER_LOOKUP)
@@ -301,7 +311,7 @@ def _get_symbols(words, single, several, symbols, m):
         bit[0], bit[1], bit[2], bit[3] = p0, p1, p2, p3
     for row in range((m + BLOCK - 1) // BLOCK):
         i, p, stop = done[row], bit[row], np.uint64(min(BLOCK, m - row * BLOCK))
-        stream, into = words[row], symbols[row]
+        stream, into = streams[row], symbols[row]
         while i + np.uint64(4 * _PER_LOOKUP) <= stop:
             i, p = _get_several(stream, several, into, i, p)
         while i < stop:
