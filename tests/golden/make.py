@@ -58,6 +58,8 @@ SPECS = (
     "bounded:rel=0.001",
     "hadamard|int4",
     "hadamard:block=32|int8:block=64",
+    "zfp:rate=40",
+    "zfp:rate=64",
 )
 """Every codec, with parameters that take every path. Append; do not change."""
 
