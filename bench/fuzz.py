@@ -20,6 +20,7 @@ MORE = (
     "zfp:rate=8",
     "zfp:rate=16",
     "zfp:rate=32",
+    "zfp:rate=64",
     "mpc:dim=32",
     "int4:block=32",
     "int8:block=4096",

@@ -142,6 +142,10 @@ def test_policy_from_objects_is_possible() -> None:
         ('[axis.dp]\nreduce = {float23 = "bf16"}', r"unknown key 'float23'; did you mean 'float32'"),
         ('[axis.dp]\nreduce = {float16 = "bf16"}', r"bf16 does not make a float16 message smaller; use none"),
         ('[axis.dp]\nreduce = "zfp:rate=32"', r"makes no message smaller; use none"),
+        (
+            '[axis.dp]\nreduce = {float32 = "zfp:rate=40"}',
+            r"rate=40 takes float64, not float32.*at most 32 bits",
+        ),
         ('[axis.dp]\nfeedback = "yes"', r"axis\.dp\.feedback: 'yes' is not a value for it"),
         ("[axis.dp]\nmin_nbytes = -1", r"axis\.dp\.min_nbytes: -1"),
         ("[axis.dp]\nmin_nbytes = true", r"axis\.dp\.min_nbytes: True"),

@@ -266,6 +266,8 @@ def _choice(where: str, value: Any) -> ByDtype:
             _known(value, _DTYPES, where)
             codecs = {name: parse(spec) for name, spec in value.items()}
             for name, codec in codecs.items():
+                if _DTYPES[name] not in codec.dtypes:
+                    raise PolicyError(codec.dtype_message(_DTYPES[name]))
                 if not shrinks(codec, _DTYPES[name]):
                     raise PolicyError(f"{codec} does not make a {name} message smaller; use none")
             return ByDtype(**codecs)

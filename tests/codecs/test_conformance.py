@@ -19,7 +19,7 @@ SPECS = (
     "none", "bf16", "fp16", "int8", "int8:block=32", "int8:round=stochastic", "int4", "int4:block=4096",
     "int4:block=32,round=stochastic",
     "int6", "int5:block=32,round=stochastic", "int3", "int2:block=96", "zfp:rate=3",
-    "zfp:rate=8", "zfp:rate=32", "mpc:dim=1", "mpc:dim=32", "exponent", "exponent:reuse=0",
+    "zfp:rate=8", "zfp:rate=32", "zfp:rate=64", "mpc:dim=1", "mpc:dim=32", "exponent", "exponent:reuse=0",
     "fp8", "fp8:e5m2,block=32", "e3m0", "mxfp8", "mxfp8:e5m2", "mxfp4", "nvfp4", "sign", "sign:block=96", "topk",
     "topk:k=7,bits=2", "bounded:abs=0.01", "bounded:rel=0.001",
     "hadamard|int4", "hadamard:block=32|int8:block=96", "hadamard|nvfp4",

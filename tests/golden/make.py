@@ -62,6 +62,8 @@ SPECS = (
     "int8|huffman",
     "int6:block=64,round=stochastic|huffman",
     "hadamard|int4|huffman",
+    "zfp:rate=40",
+    "zfp:rate=64",
 )
 """Every codec, with parameters that take every path. Append; do not change."""
 

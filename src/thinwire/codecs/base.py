@@ -37,11 +37,15 @@ class Codec(ABC):
     """Every bit pattern comes back: NaN payloads, signed zeros, subnormals."""
     fixed_size: ClassVar[bool]
     """The payload's size follows from (numel, dtype) alone, so ranks need not exchange sizes."""
-    dtypes: ClassVar[frozenset[torch.dtype]] = FLOAT_DTYPES
     stateful: ClassVar[bool] = False
     """There is something to remember of earlier messages: ``new_state`` gives a state."""
     needs_feedback: ClassVar[bool] = False
     """So coarse or biased that training needs error feedback with it; policies refuse it elsewhere."""
+
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """Of the values that it takes; a subclass may have a class attribute in its place."""
+        return FLOAT_DTYPES
 
     @property
     def granule(self) -> int:
@@ -130,8 +134,7 @@ class Codec(ABC):
         """
         if out.dtype != torch.float32 or not out.is_contiguous():
             raise UnsupportedError(f"{self}: decode_add needs a contiguous float32 output, got {out.dtype}")
-        if dtype not in self.dtypes:
-            raise UnsupportedError(self._dtype_message(dtype))
+        self._check_dtype(dtype, out.device)
         self._check_payload(payload, out.numel(), dtype, out.device)
         _check_overlap(self, payload, out)
         if state is not None:
@@ -184,17 +187,22 @@ class Codec(ABC):
 
     # Shared checks.
 
-    def _dtype_message(self, dtype: torch.dtype) -> str:
+    def dtype_message(self, dtype: torch.dtype) -> str:
+        """Says that values of this dtype are refused, and which are not."""
         known = ", ".join(sorted(str(d).removeprefix("torch.") for d in self.dtypes))
         return f"{self} takes {known}, not {str(dtype).removeprefix('torch.')}"
 
     def _check_tensor(self, x: Tensor, what: str) -> None:
-        if x.dtype not in self.dtypes:
-            raise UnsupportedError(self._dtype_message(x.dtype))
+        self._check_dtype(x.dtype, x.device)
         if not x.is_contiguous():
             raise UnsupportedError(f"{self}: {what} is not contiguous; call .contiguous() first")
-        if x.device.type not in ("cpu", "cuda"):
-            raise UnsupportedError(f"{self}: {what} is on {x.device}; cpu and cuda are supported")
+
+    def _check_dtype(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Raise UnsupportedError if values of this dtype are not coded, or not on this device."""
+        if dtype not in self.dtypes:
+            raise UnsupportedError(self.dtype_message(dtype))
+        if device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(f"{self}: the values are on {device}; cpu and cuda are supported")
 
     def _check_encode(self, x: Tensor, out: Tensor) -> None:
         self._check_tensor(x, "input")
@@ -232,12 +240,18 @@ class CompiledCodec(Codec):
 
     cuda_kernels: ClassVar[str | None] = None
     """Module of ``codecs.cuda``; None: there is none yet."""
+    cuda_dtypes: ClassVar[frozenset[torch.dtype]] = FLOAT_DTYPES | {torch.float64}
+    """Of ``dtypes``, those that the kernels of CUDA take."""
 
-    def _check_tensor(self, x: Tensor, what: str) -> None:
-        super()._check_tensor(x, what)
-        if x.device.type != "cpu" and self.cuda_kernels is None:
+    def _check_dtype(self, dtype: torch.dtype, device: torch.device) -> None:
+        super()._check_dtype(dtype, device)
+        if device.type != "cpu" and self.cuda_kernels is None:
             raise UnsupportedError(
-                f"{self} has no {x.device.type} kernel yet; block integers, zfp, mpc, exponent and casts have one"
+                f"{self} has no {device.type} kernel yet; block integers, zfp, mpc, exponent and casts have one"
+            )
+        if device.type != "cpu" and dtype not in self.cuda_dtypes:
+            raise UnsupportedError(
+                f"{self} has no {device.type} kernel for {str(dtype).removeprefix('torch.')} yet; copy the values to the CPU"
             )
 
     def _on_cuda(self) -> Any:

@@ -2,28 +2,59 @@
 
 Source: P. Lindstrom, "Fixed-Rate Compressed Floating-Point Arrays", IEEE TVCG 20(12), 2014, and the zfp 1.0
 bit stream. ``docs/wire-format.md`` holds the same in prose, with the two additions made here: headers of
-blocks that hold Inf or NaN, and blocks below 2^-96, where the C library loses values.
+blocks that hold Inf or NaN, and tiny blocks (below 2^-96 of fp32, 2^-962 of fp64), where the C library loses values.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[Any]
 
-HEADER_BITS = 9
-FLOAT_MAX = float(np.finfo(np.float32).max)
 # Class of a value in the header of a block that is not finite.
 FINITE, PLUS_INF, MINUS_INF, NAN = 0, 1, 2, 3
 CLASS_VALUES = (0.0, float("inf"), float("-inf"), float("nan"))
 
 
+@dataclass(frozen=True)
+class Precision:
+    """What depends on the width of a value: bits of an integer (so bit planes), of a header, and the least emax."""
+
+    bits: int
+    header: int
+    least: int
+
+    @property
+    def bias(self) -> int:
+        """emax + bias is what the header holds, 1 or more."""
+        return 1 - self.least
+
+    @property
+    def negabinary(self) -> int:
+        """Every other bit, the highest one included."""
+        return 2 * ((1 << self.bits) // 3)
+
+    @property
+    def unsigned(self) -> Any:
+        """The integers' type without a sign."""
+        return np.uint32 if self.bits == 32 else np.uint64
+
+
+SINGLE, DOUBLE = Precision(32, 9, -126), Precision(64, 12, -1022)
+
+
+def precision(dtype: DTypeLike) -> Precision:
+    """That of float32 or float64."""
+    return DOUBLE if np.dtype(dtype) == np.float64 else SINGLE
+
+
 def block_bits(rate: int) -> int:
-    """Bits of one block of 4 values."""
-    return max(HEADER_BITS, 4 * rate)
+    """Bits of one block of 4 values: the header at least, at every rate from 3 on."""
+    return 4 * rate
 
 
 def payload_nbytes(numel: int, rate: int) -> int:
@@ -31,15 +62,10 @@ def payload_nbytes(numel: int, rate: int) -> int:
     return -(-(-(-numel // 4) * block_bits(rate)) // 64) * 8
 
 
-def power_of_two(exponent: Any) -> Any:
-    """2^exponent, exactly, as float64."""
-    return np.ldexp(np.float64(1), exponent)
-
-
 def split(x: Array) -> Array:
-    """fp32 values (n,) to blocks (ceil(n/4), 4). A partial block repeats slot 0 into 1, 1 into 2, 0 into 3."""
+    """Values (n,) to blocks (ceil(n/4), 4). A partial block repeats slot 0 into 1, 1 into 2, 0 into 3."""
     n = x.size
-    blocks = np.zeros((-(-n // 4), 4), np.float32)
+    blocks = np.zeros((-(-n // 4), 4), x.dtype)
     blocks.reshape(-1)[:n] = x
     for slot, source in ((1, 0), (2, 1), (3, 0)):
         if 0 < n % 4 <= slot:
@@ -48,9 +74,10 @@ def split(x: Array) -> Array:
 
 
 def coefficients(blocks: Array) -> tuple[Array, Array]:
-    """Steps 1 to 4 of finite blocks (b, 4): their emax, int64 (b,), and negabinary coefficients, uint32 (b, 4)."""
-    emax = np.maximum(np.frexp(np.abs(blocks).max(1))[1].astype(np.int64), -126)
-    scaled = np.trunc(blocks.astype(np.float64) * power_of_two(30 - emax)[:, None])
+    """Steps 1 to 4 of finite blocks (b, 4): their emax, int64 (b,), and negabinary coefficients, unsigned (b, 4)."""
+    p = precision(blocks.dtype)
+    emax = np.maximum(np.frexp(np.abs(blocks).max(1))[1].astype(np.int64), p.least)
+    scaled = np.trunc(np.ldexp(blocks.astype(np.float64), (p.bits - 2 - emax)[:, None]))
     x, y, z, w = scaled.astype(np.int64).T
     x = (x + w) >> 1
     w = w - x
@@ -62,8 +89,9 @@ def coefficients(blocks: Array) -> tuple[Array, Array]:
     y = y - w
     w = w + (y >> 1)
     y = y - (w >> 1)
-    lifted = np.stack((x, y, z, w), 1).astype(np.uint32)  # modulo 2^32
-    return emax, (lifted + np.uint32(0xAAAAAAAA)) ^ np.uint32(0xAAAAAAAA)
+    lifted = np.stack((x, y, z, w), 1).astype(p.unsigned)  # modulo 2^32, 2^64
+    mask = p.unsigned(p.negabinary)
+    return emax, (lifted + mask) ^ mask
 
 
 def plane_code(n: int, plane: int) -> tuple[list[int], int]:
@@ -86,7 +114,7 @@ def plane_code(n: int, plane: int) -> tuple[list[int], int]:
 
 
 def encode(x: Array, rate: int) -> bytes:
-    """The payload of fp32 values (n,)."""
+    """The payload of fp32 or fp64 values (n,)."""
     budget = block_bits(rate)
     stream: list[int] = []
     for block in split(x):
@@ -102,11 +130,12 @@ def _encode_block(block: Array, budget: int) -> list[int]:
     elif not block.any():
         bits = []
     else:
+        p = precision(block.dtype)
         emax, u = coefficients(block[None])
-        header = 2 * (int(emax[0]) + 127) + 1
-        bits = [header >> i & 1 for i in range(HEADER_BITS)]
+        header = 2 * (int(emax[0]) + p.bias) + 1
+        bits = [header >> i & 1 for i in range(p.header)]
         n = 0
-        for k in range(31, -1, -1):
+        for k in range(p.bits - 1, -1, -1):
             code, n = plane_code(n, sum((int(u[0, j]) >> k & 1) << j for j in range(4)))
             bits += code
     return (bits + [0] * budget)[:budget]
@@ -118,37 +147,48 @@ def _class_of(value: float) -> int:
     return {float("inf"): PLUS_INF, float("-inf"): MINUS_INF}.get(value, FINITE)
 
 
-def decode(payload: bytes, numel: int, rate: int, limit: float = FLOAT_MAX) -> Array:
-    """fp32 values (numel,) of a payload. limit: finite blocks decode to at most this magnitude."""
+def decode(
+    payload: bytes, numel: int, rate: int, dtype: DTypeLike = np.float32, limit: float | None = None
+) -> Array:
+    """The values (numel,) of a payload of fp32 or fp64. limit: finite blocks decode to at most this magnitude."""
     budget = block_bits(rate)
+    most = float(np.finfo(np.dtype(dtype)).max) if limit is None else limit
     stream = np.unpackbits(np.frombuffer(payload, np.uint8), bitorder="little").tolist()
-    blocks = [_decode_block(stream[i * budget : (i + 1) * budget], limit) for i in range(-(-numel // 4))]
-    return np.array(blocks, np.float32).reshape(-1)[:numel]
+    parts = [stream[i * budget : (i + 1) * budget] for i in range(-(-numel // 4))]
+    blocks = [_decode_block(bits, precision(dtype), most) for bits in parts]
+    return np.array(blocks, dtype).reshape(-1)[:numel]
 
 
-def _decode_block(bits: list[int], limit: float) -> list[float]:
-    header = sum(b << i for i, b in enumerate(bits[:HEADER_BITS]))
+def _decode_block(bits: list[int], p: Precision, limit: float) -> list[float]:
+    header = sum(b << i for i, b in enumerate(bits[: p.header]))
     if not header & 1:
         return [CLASS_VALUES[header >> (1 + 2 * j) & 3] for j in range(4)]
-    emax = (header >> 1) - 127
-    u = _decode_planes(bits[HEADER_BITS:])
-    x, y, z, w = (_int32((c ^ 0xAAAAAAAA) - 0xAAAAAAAA) for c in u)
-    y = _int32(y + (w >> 1))
-    w = _int32(w - (y >> 1))
-    y, w = _int32(y + w), _int32(w - y)  # w = 2w - (y + w)
-    z, x = _int32(z + x), _int32(x - z)
-    y, z = _int32(y + z), _int32(z - y)
-    w, x = _int32(w + x), _int32(x - w)
-    # A product with a power of two is exact in float64: the one rounding is to fp32, by whoever stores it.
-    return [min(max(i * float(power_of_two(emax - 30)), -limit), limit) for i in (x, y, z, w)]
+    emax = (header >> 1) - p.bias
+
+    def signed(value: int) -> int:
+        half = 1 << (p.bits - 1)
+        return (value + half) % (2 * half) - half
+
+    u = _decode_planes(bits[p.header :], p.bits)
+    x, y, z, w = (signed((c ^ p.negabinary) - p.negabinary) for c in u)
+    y = signed(y + (w >> 1))
+    w = signed(w - (y >> 1))
+    y, w = signed(y + w), signed(w - y)  # w = 2w - (y + w)
+    z, x = signed(z + x), signed(x - z)
+    y, z = signed(y + z), signed(z - y)
+    w, x = signed(w + x), signed(x - w)
+    # Of fp32, exact in float64: the one rounding is to fp32, by whoever stores it. Of fp64, float() rounds, and then
+    # ldexp where the value is subnormal.
+    values = [float(np.ldexp(float(i), emax - (p.bits - 2))) for i in (x, y, z, w)]
+    return [min(max(value, -limit), limit) for value in values]
 
 
-def _decode_planes(bits: list[int]) -> list[int]:
+def _decode_planes(bits: list[int], planes: int) -> list[int]:
     """Negabinary coefficients of 4 slots. Where the bits end inside a run, the run ends at that slot."""
     u = [0, 0, 0, 0]
     left = iter(bits)
     n = 0
-    for k in range(31, -1, -1):
+    for k in range(planes - 1, -1, -1):
         plane = [next(left, 0) for _ in range(n)]
         while n < 4 and next(left, 0):
             run = 0
@@ -159,7 +199,3 @@ def _decode_planes(bits: list[int]) -> list[int]:
         for j, bit in enumerate(plane):
             u[j] |= bit << k
     return u
-
-
-def _int32(value: int) -> int:
-    return (value + 2**31) % 2**32 - 2**31

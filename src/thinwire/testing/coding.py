@@ -12,6 +12,11 @@ INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of a value -> the integer dtype that shows its bits."""
 
 
+def magnitudes(dtype: torch.dtype) -> int:
+    """The powers of ten up and down to which values of this dtype are tried: 30, for fp64 300."""
+    return 300 if dtype == torch.float64 else 30
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors agree in dtype, shape and every bit, NaN payloads and signed zeros included."""
     if a.dtype != b.dtype or a.shape != b.shape:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..codecs import Codec, parse
 from ..errors import ThinwireError, UnsupportedError, WireError
-from .coding import INTEGERS, decode, encode, same_bits
+from .coding import INTEGERS, decode, encode, magnitudes, same_bits
 
 _NUMELS = (0, 1, 2, 3, 5, 31, 127, 128, 129, 1000)
 
@@ -20,7 +20,7 @@ def check_codec(codec: Codec) -> None:
     """Check on the CPU every promise that a codec makes; takes seconds. Raises AssertionError naming the broken one.
 
     Checked: spec and repr round-trip; any shape, numel and alignment of every dtype; declared sizes; the error
-    bound, or every bit if lossless; NaN and Inf; magnitudes from 1e-30 to 1e30; ``decode_add`` and
+    bound, or every bit if lossless; NaN and Inf; magnitudes from 1e-30 to 1e30, of fp64 1e-300 to 1e300; ``decode_add`` and
     ``encode_residual`` against ``decode``; same bytes again, with another number of threads, and in a buffer of
     other contents; untouched inputs; refusal of wrong arguments with outputs untouched; damaged payloads; of a
     stateful codec both ends of a stream, with and without what they remember.
@@ -58,9 +58,10 @@ def _messages(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     yield "shaped", normal(3, 5, 7).to(dtype)
     yield "scalar", normal(1).reshape(()).to(dtype)
     yield "empty", torch.empty(4, 0, 2, dtype=dtype)
-    for exponent in range(-30, 31, 6):
+    reach = magnitudes(dtype)
+    for exponent in range(-reach, reach + 1, reach // 5):
         yield f"1e{exponent} times normal", (normal(300) * 10.0**exponent).clamp(-largest, largest).to(dtype)
-    mixed = normal(515) * 10.0 ** torch.randint(-30, 30, (515,), generator=rng).double()
+    mixed = normal(515) * 10.0 ** torch.randint(-reach, reach, (515,), generator=rng).double()
     yield "mixed magnitudes", mixed.clamp(-largest, largest).to(dtype)
     yield "zeros", torch.zeros(200, dtype=dtype)
     yield "constant", torch.full((200,), -0.1234567, dtype=dtype)
@@ -119,9 +120,8 @@ def _check_sums(codec: Codec, x: Tensor, y: Tensor, payload: Tensor, what: str) 
     """decode_add and encode_residual say what decode says."""
     start = torch.linspace(-2, 2, x.numel()).reshape(x.shape)
     total = start.clone()
-    if x.dtype.itemsize <= 4:
-        codec.decode_add(payload, total, x.dtype)
-        _that(same_bits(total, start + y.float()), f"{what}: decode_add differs from out + float32(decoded)")
+    codec.decode_add(payload, total, x.dtype)
+    _that(same_bits(total, start + y.float()), f"{what}: decode_add differs from out + float32(decoded)")
     if x.dtype == torch.float32:
         in_place = x.clone()
         for source, residual in ((x, torch.empty_like(x)), (in_place, in_place)):
@@ -169,10 +169,9 @@ def _check_non_finite(codec: Codec, dtype: torch.dtype) -> None:
         )
         y[block] = 0
         _that(bool(torch.isfinite(y).all()), f"{what}: spread beyond its granule of {codec.granule} values")
-        if dtype.itemsize <= 4:
-            total = torch.zeros(n)
-            codec.decode_add(payload, total, dtype)
-            _that(not bool(torch.isfinite(total[block]).all()), f"{what}: lost in decode_add")
+        total = torch.zeros(n)
+        codec.decode_add(payload, total, dtype)
+        _that(not bool(torch.isfinite(total[block]).all()), f"{what}: lost in decode_add")
         bound = codec.error_bound(x)
         if bound is not None and not codec.lossless:
             _that(not bool(torch.isnan(bound).any()), f"{what}: error_bound is NaN")
@@ -297,10 +296,9 @@ def _check_refusals(codec: Codec, dtype: torch.dtype) -> None:
     decode_refuses("integer out", payload, torch.arange(64))
     decode_refuses("non-contiguous out", payload, torch.zeros(8, 8).to(dtype).t())
     decode_refuses("payload of another dtype", payload.to(torch.int32), x.clone())
-    if dtype.itemsize <= 4:
-        total = torch.zeros(64, dtype=torch.float64)
-        add = partial(codec.decode_add, payload, total, dtype)
-        _that(_refused(add, ThinwireError), f"{codec}: decode_add to float64 is accepted")
+    total = torch.zeros(64, dtype=torch.float64)
+    add = partial(codec.decode_add, payload, total, dtype)
+    _that(_refused(add, ThinwireError), f"{codec}: decode_add to float64 is accepted")
 
 
 def _refused(call: Callable[[], object], error: type[Exception]) -> bool:

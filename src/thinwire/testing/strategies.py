@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..codecs import Codec
+from .coding import magnitudes
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -17,7 +18,7 @@ def float_tensors(dtype: torch.dtype, max_numel: int = 600, *, finite: bool = Tr
     """Flat tensors of one dtype: any bit patterns (``finite`` or not), or normal values of one magnitude."""
     from hypothesis import strategies as st
 
-    size = dtype.itemsize
+    size, reach = dtype.itemsize, magnitudes(dtype)
 
     def from_bits(data: bytes) -> Tensor:
         if len(data) < size:
@@ -33,7 +34,7 @@ def float_tensors(dtype: torch.dtype, max_numel: int = 600, *, finite: bool = Tr
 
     return st.one_of(
         st.binary(max_size=size * min(max_numel, 64)).map(from_bits),
-        st.builds(normal, st.integers(0, 2**32), st.integers(0, max_numel), st.integers(-30, 30)),
+        st.builds(normal, st.integers(0, 2**32), st.integers(0, max_numel), st.integers(-reach, reach)),
     )
 
 

@@ -1,7 +1,7 @@
 """Kernels of ``exponent``. ``reference_exponent`` is the specification.
 
-Four blocks at a time go through buffers that stay in the L1 cache: exponents and rests of their values, and the
-of their bit streams (``huffman``).
+Four blocks at a time go through buffers that stay in the L1 cache: exponents and rests of their values, and their bit
+streams (``huffman``).
 """
 
 # numba types the kernels; mypy cannot.

@@ -1,8 +1,8 @@
 """ZFP kernels: fp32 values to blocks of a fixed number of bits, and back. ``reference_zfp`` specifies them.
 
 The arithmetic of a batch of blocks is done at once, as vector operations; then each block's planes are coded in
-registers, 128 bits wide. The compiled code is cached by this file's date: after a change of zfp_planes.py or of
-reference_zfp.py, this file has to be touched.
+registers, 128 bits wide. The compiled code is cached by this file's date: after a change of zfp_planes.py,
+zfp_lift.py or reference_zfp.py, this file has to be touched.
 """
 
 from __future__ import annotations
@@ -10,9 +10,18 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from .zfp_lift import (
+    SPECIAL,
+    classes_of,
+    from_negabinary32,
+    lift32,
+    negabinary32,
+    padded,
+    unlift32,
+    word_at,
+)
 from .zfp_planes import HEADER, U, block_of, coefficients_of, parse, planes_of
 
-NEGABINARY = np.uint32(0xAAAAAAAA)
 LOW_HALF, HIGH_HALF = np.uint32(0x0000FFFF), np.uint32(0xFFFF0000)
 
 BATCH = 256  # blocks whose arithmetic is done at once, as vector operations over the blocks
@@ -21,57 +30,7 @@ ENCODE_EXPONENT = U(1023 + 30 + 126)
 # That of 2^(emax - 30) is this plus e = emax + 127.
 DECODE_EXPONENT = U(1023 - 127 - 30)
 EXPONENT_SHIFT = U(52)
-_SPECIAL = np.array([0.0, np.inf, -np.inf, np.nan], np.float32)
-
-
-@njit(inline="always")
-def _lift(x, y, z, w):  # type: ignore[no-untyped-def]
-    x = np.int32(x + w) >> 1
-    w = np.int32(w - x)
-    z = np.int32(z + y) >> 1
-    y = np.int32(y - z)
-    x = np.int32(x + z) >> 1
-    z = np.int32(z - x)
-    w = np.int32(w + y) >> 1
-    y = np.int32(y - w)
-    w = np.int32(w + (y >> 1))
-    y = np.int32(y - (w >> 1))
-    return x, y, z, w
-
-
-@njit(inline="always")
-def _unlift(x, y, z, w):  # type: ignore[no-untyped-def]
-    y = np.int32(y + (w >> 1))
-    w = np.int32(w - (y >> 1))
-    y = np.int32(y + w)
-    w = np.int32((w << 1) - y)
-    z = np.int32(z + x)
-    x = np.int32((x << 1) - z)
-    y = np.int32(y + z)
-    z = np.int32((z << 1) - y)
-    w = np.int32(w + x)
-    x = np.int32((x << 1) - w)
-    return x, y, z, w
-
-
-@njit(inline="always")
-def _negabinary(i):  # type: ignore[no-untyped-def]
-    return np.uint32(np.uint32(np.uint32(i) + NEGABINARY) ^ NEGABINARY)
-
-
-@njit(inline="always")
-def _from_negabinary(u):  # type: ignore[no-untyped-def]
-    return np.int32(np.uint32(np.uint32(np.uint32(u) ^ NEGABINARY) - NEGABINARY))
-
-
-@njit(inline="always")
-def _class(bits):  # type: ignore[no-untyped-def]
-    magnitude = bits & np.uint32(0x7FFFFFFF)
-    if magnitude < np.uint32(0x7F800000):
-        return U(0)
-    if magnitude > np.uint32(0x7F800000):
-        return U(3)
-    return U(1) + U(bits >> np.uint32(31))
+INFINITY, SIGN = U(0x7F800000), U(0x80000000)
 
 
 @njit(nogil=True)
@@ -94,8 +53,10 @@ def _transform(x, bits, largest, scale, scale_bits, integers, upper, lower):  # 
         for j in range(4):
             integers[4 * b + j] = np.int32(np.float64(x[4 * b + j]) * scale[b])
     for b in range(count):
-        c0, c1, c2, c3 = _lift(integers[4 * b], integers[4 * b + 1], integers[4 * b + 2], integers[4 * b + 3])
-        u0, u1, u2, u3 = _negabinary(c0), _negabinary(c1), _negabinary(c2), _negabinary(c3)
+        c0, c1, c2, c3 = lift32(
+            integers[4 * b], integers[4 * b + 1], integers[4 * b + 2], integers[4 * b + 3]
+        )
+        u0, u1, u2, u3 = negabinary32(c0), negabinary32(c1), negabinary32(c2), negabinary32(c3)
         upper32[2 * b] = np.uint32(u0 >> np.uint32(16)) | np.uint32(u1 & HIGH_HALF)
         upper32[2 * b + 1] = np.uint32(u2 >> np.uint32(16)) | np.uint32(u3 & HIGH_HALF)
         lower32[2 * b] = np.uint32(u0 & LOW_HALF) | np.uint32(u1 << np.uint32(16))
@@ -104,28 +65,6 @@ def _transform(x, bits, largest, scale, scale_bits, integers, upper, lower):  # 
         upper[b] = planes_of(upper[b])
     for b in range(count):
         lower[b] = planes_of(lower[b])
-
-
-@njit(inline="always")
-def _classes(bits, at):  # type: ignore[no-untyped-def]
-    """The header of a block that is not finite: a zero bit, then two bits for each value."""
-    return (
-        _class(bits[at]) << U(1)
-        | _class(bits[at + 1]) << U(3)
-        | _class(bits[at + 2]) << U(5)
-        | _class(bits[at + 3]) << U(7)
-    )
-
-
-@njit(nogil=True)
-def _padded(x):  # type: ignore[no-untyped-def]
-    """The partial block at the end of x: slot 0 is repeated into 1, 1 into 2, 0 into 3."""
-    block = np.empty(4, np.float32)
-    first = x.size & ~3
-    block[:] = x[first]
-    for j in range(1, x.size - first):
-        block[j:3] = x[first + j]
-    return block
 
 
 @njit(nogil=True, cache=True)
@@ -144,14 +83,14 @@ def encode(x, budget, out):  # type: ignore[no-untyped-def]
         if start < whole:
             part = x[start : min(start + 4 * BATCH, whole)]
         else:
-            part = _padded(x)
+            part = padded(x)
         start += part.size
         bits = part.view(np.uint32)
         _transform(part, bits, largest, scale, scale_bits, integers, upper, lower)
         for b in range(part.size // 4):
             high, low = U(0), U(0)
             if largest[b] >= np.uint32(0x7F800000):
-                low = _classes(bits, 4 * b)
+                low = classes_of(bits, 4 * b, INFINITY, SIGN)
             elif largest[b] > np.uint32(0):
                 high, low = block_of(upper[b], lower[b], U(largest[b] >> np.uint32(23)))
             low, high = low & keep_low, high & keep_high
@@ -177,11 +116,6 @@ def encode(x, budget, out):  # type: ignore[no-untyped-def]
         out[at] = word
 
 
-@njit(inline="always")
-def _word(words, at):  # type: ignore[no-untyped-def]
-    return words[at] if at < words.size else U(0)
-
-
 @njit(nogil=True)
 def _restore(upper, lower, scale, limit, integers, add, out):  # type: ignore[no-untyped-def]
     """Steps 4 to 1 undone: planes of whole blocks to values."""
@@ -193,11 +127,11 @@ def _restore(upper, lower, scale, limit, integers, add, out):  # type: ignore[no
         lower[b] = coefficients_of(lower[b])
     for b in range(count):
         u01, u23, l01, l23 = upper32[2 * b], upper32[2 * b + 1], lower32[2 * b], lower32[2 * b + 1]
-        c0, c1, c2, c3 = _unlift(
-            _from_negabinary(np.uint32(u01 << np.uint32(16)) | np.uint32(l01 & LOW_HALF)),
-            _from_negabinary(np.uint32(u01 & HIGH_HALF) | np.uint32(l01 >> np.uint32(16))),
-            _from_negabinary(np.uint32(u23 << np.uint32(16)) | np.uint32(l23 & LOW_HALF)),
-            _from_negabinary(np.uint32(u23 & HIGH_HALF) | np.uint32(l23 >> np.uint32(16))),
+        c0, c1, c2, c3 = unlift32(
+            from_negabinary32(np.uint32(u01 << np.uint32(16)) | np.uint32(l01 & LOW_HALF)),
+            from_negabinary32(np.uint32(u01 & HIGH_HALF) | np.uint32(l01 >> np.uint32(16))),
+            from_negabinary32(np.uint32(u23 << np.uint32(16)) | np.uint32(l23 & LOW_HALF)),
+            from_negabinary32(np.uint32(u23 & HIGH_HALF) | np.uint32(l23 >> np.uint32(16))),
         )
         integers[4 * b] = c0
         integers[4 * b + 1] = c1
@@ -242,11 +176,11 @@ def decode(words, budget, limit, add, out):  # type: ignore[no-untyped-def]
         for b in range(part.size // 4):
             offset = ((start >> 2) + b) * budget
             at, shift = offset >> 6, U(offset & 63)
-            first, second = words[at], _word(words, at + 1)
+            first, second = words[at], word_at(words, at + 1)
             low = (first >> shift | (second << U(1)) << (U(63) - shift)) & keep_low
             high = U(0)
             if budget > 64:
-                high = (second >> shift | (_word(words, at + 2) << U(1)) << (U(63) - shift)) & keep_high
+                high = (second >> shift | (word_at(words, at + 2) << U(1)) << (U(63) - shift)) & keep_high
             scale_bits[b] = (DECODE_EXPONENT + (low >> U(1) & U(255))) << EXPONENT_SHIFT
             if low & U(1):
                 high, low = high >> HEADER, low >> HEADER | high << (U(64) - HEADER)
@@ -260,7 +194,7 @@ def decode(words, budget, limit, add, out):  # type: ignore[no-untyped-def]
         _restore(upper, lower, scale, limit, integers, add, part)
         for k in range(specials):
             for j in range(4):
-                value = _SPECIAL[classes[k] >> U(2 * j) & U(3)]
+                value = SPECIAL[classes[k] >> U(2 * j) & U(3)]
                 part[special[k] + j] = part[special[k] + j] + value if add else value
         if start >= whole:
             for j in range(out.size - whole):

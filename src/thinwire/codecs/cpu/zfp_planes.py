@@ -75,15 +75,15 @@ def _decode_table() -> np.ndarray[Any, np.dtype[np.uint64]]:
     return table
 
 
-_ENCODE = _encode_table()
-_DECODE = _decode_table()
-_LAST = _last_table()
+ENCODE = _encode_table()
+DECODE = _decode_table()
+LAST = _last_table()
 
 _intrinsic: Any = intrinsic  # its stub has the call typed as the definition, with the context
 
 
 @_intrinsic
-def _trailing_zeros(typingctx: Any, value: Any) -> Any:
+def trailing_zeros(typingctx: Any, value: Any) -> Any:
     """Zero bits below the lowest one of a uint64; 64 for 0."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -147,22 +147,22 @@ def _left(high, low, shift):  # type: ignore[no-untyped-def]
 @njit(inline="always")
 def block_of(upper, lower, exponent):  # type: ignore[no-untyped-def]
     """The bits of a finite block: (high, low). Planes of zeros at the end are zero bits: they need no code."""
-    zeros = _trailing_zeros(upper) >> U(2)
+    zeros = trailing_zeros(upper) >> U(2)
     planes_low = upper >> (U(4) * (zeros & U(15)))
     planes_high = lower
     if zeros < U(16):
         planes_low |= (lower << U(1)) << (U(63) - U(4) * zeros)
         planes_high = lower >> (U(4) * zeros)
     else:
-        more = _trailing_zeros(lower) >> U(2) & U(15)
+        more = trailing_zeros(lower) >> U(2) & U(15)
         zeros = U(16) + more
         planes_low, planes_high = lower >> (U(4) * more), U(0)
     # Four planes at once: at most 9 + 31 + 12 + 8 bits, all of them in the low word.
-    entry = _ENCODE[planes_low & U(255)]
+    entry = ENCODE[planes_low & U(255)]
     position = HEADER + zeros
     low = U(2) * exponent + U(3) | (entry & U(0xFFFF)) << position
     position += entry >> U(16) & U(255)
-    entry = _ENCODE[U(256) * (entry >> U(24)) + (planes_low >> U(8) & U(255))]
+    entry = ENCODE[U(256) * (entry >> U(24)) + (planes_low >> U(8) & U(255))]
     low |= (entry & U(0xFFFF)) << position
     position += entry >> U(16) & U(255)
     significant = entry >> U(24)
@@ -170,7 +170,7 @@ def block_of(upper, lower, exponent):  # type: ignore[no-untyped-def]
     planes_high >>= U(16)
     high = U(0)
     while significant < U(4) and planes_low | planes_high and position < U(128):
-        entry = _ENCODE[U(256) * significant + (planes_low & U(255))]
+        entry = ENCODE[U(256) * significant + (planes_low & U(255))]
         planes_low = planes_low >> U(8) | planes_high << U(56)
         planes_high >>= U(8)
         code_high, code_low = _left(U(0), entry & U(0xFFFF), position)
@@ -186,7 +186,7 @@ def block_of(upper, lower, exponent):  # type: ignore[no-untyped-def]
 @njit(inline="always")
 def parse(high, low, left):  # type: ignore[no-untyped-def]
     """Step 5 undone, of the `left` bits that follow a header: planes 31..16 and planes 15..0."""
-    zeros = min(min(_trailing_zeros(low), left), U(32))
+    zeros = min(min(trailing_zeros(low), left), U(32))
     low = low >> zeros | (high << U(1)) << (U(63) - zeros)
     high >>= zeros
     left -= zeros
@@ -196,7 +196,7 @@ def parse(high, low, left):  # type: ignore[no-untyped-def]
         # Nearly always, and without a branch to guess. The first plane is not zero, so a step of 8 bits has 4
         # planes at most, and position stays below 64.
         for _ in range(2):
-            entry = _DECODE[U(256) * significant + (low & U(255))]
+            entry = DECODE[U(256) * significant + (low & U(255))]
             taken = entry >> U(32) & U(255)
             planes = entry & U(0xFFFFFFFF)
             upper |= planes << position
@@ -207,7 +207,7 @@ def parse(high, low, left):  # type: ignore[no-untyped-def]
             significant = entry >> U(48)
             position += entry >> U(40) & U(255)
     while significant < U(4) and left >= U(8) and position < U(128):
-        entry = _DECODE[U(256) * significant + (low & U(255))]
+        entry = DECODE[U(256) * significant + (low & U(255))]
         taken = entry >> U(32) & U(255)
         planes_high, planes_low = _left(U(0), entry & U(0xFFFFFFFF), position)
         upper, lower = upper | planes_low, lower | planes_high
@@ -217,7 +217,7 @@ def parse(high, low, left):  # type: ignore[no-untyped-def]
         significant = entry >> U(48)
         position += entry >> U(40) & U(255)
     while significant < U(4) and position < U(128) and left > U(0):
-        entry = _LAST[(U(4) * min(left, U(7)) + significant) * U(128) + (low & U(127))]
+        entry = LAST[(U(4) * min(left, U(7)) + significant) * U(128) + (low & U(127))]
         taken = entry >> U(8) & U(255)
         planes_high, planes_low = _left(U(0), entry & U(255), position)
         upper, lower = upper | planes_low, lower | planes_high

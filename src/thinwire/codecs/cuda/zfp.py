@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..cpu.zfp_planes import _LAST
+from ..cpu.zfp_planes import LAST
 from ..reference_zfp import plane_code
 from .values import INF, NAN, bits_of, load_bits, narrow, store_bits, widen, words_of
 
@@ -38,7 +38,7 @@ def _encode_table(device: torch.device) -> torch.Tensor:
 @cache
 def _decode_table(device: torch.device) -> torch.Tensor:
     """[(left * 4 + n) * 128 + next 7 bits] -> plane | bits taken << 8 | new n << 16; left: up to 7 bits."""
-    return torch.from_numpy(_LAST.astype(np.int32)).to(device)
+    return torch.from_numpy(LAST.astype(np.int32)).to(device)
 
 
 @triton.jit
