@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .base import Codec
+from .base import Codec, Compressor
 from .blockfloat import E3m0Codec, Fp8Codec, Mxfp4Codec, Mxfp8Codec, Nvfp4Codec
 from .blockint import Int2Codec, Int3Codec, Int4Codec, Int5Codec, Int6Codec, Int8Codec
 from .bounded import BoundedCodec
 from .cast import Bf16Codec, Fp16Codec
 from .chain import ChainCodec, Hadamard
 from .exponent import ExponentCodec
+from .lowrank import LowRank
 from .mpc import MpcCodec
 from .none import NoneCodec
 from .registry import list_codecs, register
 from .sign import SignCodec
-from .spec import parse
+from .spec import parse, parse_compressor
 from .topk import TopkCodec
 from .zfp import ZfpCodec
 
@@ -29,6 +30,7 @@ _WITH_KERNELS = (
     "sign",
     "topk",
     "bounded:abs=1",
+    "lowrank",
 )
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "BoundedCodec",
     "ChainCodec",
     "Codec",
+    "Compressor",
     "E3m0Codec",
     "ExponentCodec",
     "Fp8Codec",
@@ -47,6 +50,7 @@ __all__ = [
     "Int5Codec",
     "Int6Codec",
     "Int8Codec",
+    "LowRank",
     "MpcCodec",
     "Mxfp4Codec",
     "Mxfp8Codec",
@@ -57,15 +61,16 @@ __all__ = [
     "ZfpCodec",
     "list_codecs",
     "parse",
+    "parse_compressor",
     "register",
     "warm_up",
 ]
 
 
-def warm_up(specs: Iterable[str | Codec] | None = None) -> None:
-    """Compile the CPU kernels of these codecs (None: of every codec here that has some), or load them from the cache.
+def warm_up(specs: Iterable[str | Compressor] | None = None) -> None:
+    """Compile the CPU kernels of these compressors (None: of every one here that has some), or load them from the cache.
 
     Takes seconds the first time on a machine. Call it before ranks start, and once in every rank.
     """
     for spec in _WITH_KERNELS if specs is None else specs:
-        parse(spec).warm_up()
+        parse_compressor(spec).warm_up()

@@ -1,4 +1,4 @@
-"""What a codec is: a pure function from a tensor to bytes, and back.
+"""What a policy can name: a codec, which is a pure function from a tensor to bytes and back, or another compressor.
 
 The payload depends on the codec's parameters, the input values and the seed only; never on the device,
 the number of threads or the libraries that happen to be installed. A codec holds no state.
@@ -23,21 +23,41 @@ from ..errors import UnsupportedError, WireError
 FLOAT_DTYPES: frozenset[torch.dtype] = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
-class Codec(ABC):
-    """A codec with its parameters. Subclasses are frozen dataclasses: equal parameters, equal codecs.
+class Compressor(ABC):
+    """What a policy can name for a kind of message: a :class:`Codec`, or something that takes more than one message.
 
-    ``str(codec)`` is its spec, which :func:`thinwire.codecs.parse` reads back.
+    Subclasses are frozen dataclasses: equal parameters, equal compressors. ``str(compressor)`` is its spec, which
+    :func:`thinwire.codecs.parse_compressor` reads back.
     """
 
     name: ClassVar[str]
     """What a spec starts with."""
     lossless: ClassVar[bool]
     """Every bit pattern comes back: NaN payloads, signed zeros, subnormals."""
-    fixed_size: ClassVar[bool]
-    """The payload's size follows from (numel, dtype) alone, so ranks need not exchange sizes."""
     dtypes: ClassVar[frozenset[torch.dtype]] = FLOAT_DTYPES
     needs_feedback: ClassVar[bool] = False
     """So coarse or biased that training needs error feedback with it; policies refuse it elsewhere."""
+
+    @abstractmethod
+    def shrinks(self, dtype: torch.dtype) -> bool:
+        """Whether a message of this dtype gets smaller (where that depends on the values or the shape: may get)."""
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Compile or load the CPU kernels, so that the first step does not wait for them."""
+
+    def __str__(self) -> str:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        if not fields:
+            return self.name
+        return self.name + ":" + ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields)
+
+
+class Codec(Compressor):
+    """A codec with its parameters; a spec gives one to :func:`thinwire.codecs.parse`."""
+
+    fixed_size: ClassVar[bool]
+    """The payload's size follows from (numel, dtype) alone, so ranks need not exchange sizes."""
 
     @property
     def granule(self) -> int:
@@ -107,8 +127,12 @@ class Codec(ABC):
         """Bound of |decoded - x| for each element (float64, shape of x), or None where there is none."""
         return torch.zeros(x.shape, dtype=torch.float64) if self.lossless else None
 
+    def shrinks(self, dtype: torch.dtype) -> bool:
+        if dtype not in self.dtypes:
+            return False
+        return not self.fixed_size or self.max_nbytes(4096, dtype) < 4096 * dtype.itemsize
+
     def warm_up(self) -> None:
-        """Compile or load this codec's CPU kernels, so that the first step does not wait for them."""
         for dtype in sorted(self.dtypes, key=str):
             x = torch.linspace(-1, 1, 100).to(dtype)
             out = torch.empty(self.max_nbytes(x.numel(), dtype), dtype=torch.uint8)
@@ -180,12 +204,6 @@ class Codec(ABC):
             raise WireError(
                 f"{self}: payload of {numel} {dtype} values has {relation} {limit} bytes, found {found}"
             )
-
-    def __str__(self) -> str:
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        if not fields:
-            return self.name
-        return self.name + ":" + ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields)
 
 
 class CompiledCodec(Codec):

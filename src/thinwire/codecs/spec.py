@@ -2,7 +2,7 @@
 
 A spec is ``NAME`` or ``NAME:key=value,key=value``; ``NAME:value`` gives the first parameter. Parameters are the fields
 of the codec's dataclass. Stages of a chain are separated by ``|`` (``hadamard|int4``). ``str(codec)`` is the full spec and
-parses back to an equal codec.
+parses back to an equal codec. :func:`parse` gives codecs; :func:`parse_compressor` whatever a policy can name.
 """
 
 from __future__ import annotations
@@ -12,19 +12,32 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
 from ..errors import SpecError, nearest
-from .base import Codec
+from .base import Codec, Compressor
 from .chain import TRANSFORMS, ChainCodec, Transform
+from .lowrank import LowRank
 from .registry import list_codecs
 
 _T = TypeVar("_T")
 _BOOLEANS = {"true": True, "false": False}
+_OTHERS: dict[str, type[Compressor]] = {LowRank.name: LowRank}
 
 
-def parse(spec: str | Codec) -> Codec:
+def parse(spec: str | Compressor) -> Codec:
     """The codec of a spec. Raises SpecError with the position of what is wrong and the nearest names."""
-    if isinstance(spec, Codec):
+    compressor = parse_compressor(spec)
+    if isinstance(compressor, Codec):
+        return compressor
+    raise SpecError(
+        f"{compressor} is no codec: it reduces the matrices of gradients in two rounds. Name it in a policy ([axis.dp], "
+        "reduce, feedback = true) and reduce with thinwire.GradientSync or thinwire.compress_ddp"
+    )
+
+
+def parse_compressor(spec: str | Compressor) -> Compressor:
+    """The compressor of a spec: a codec, or ``lowrank``. Raises SpecError as :func:`parse` does."""
+    if isinstance(spec, Compressor):
         return spec
-    return ChainCodec(spec) if "|" in spec else _one(spec, 0, spec, list_codecs())
+    return ChainCodec(spec) if "|" in spec else _one(spec, 0, spec, {**list_codecs(), **_OTHERS})
 
 
 def parse_stages(spec: str) -> tuple[*tuple[Transform, ...], Codec]:
