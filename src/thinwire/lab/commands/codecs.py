@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from rich.console import Console
 
-from ...codecs import parse
+from ...codecs import LowRank, parse
 from ..bench.codec import measure, sample, table
 
 SHOWN = (
@@ -29,3 +29,7 @@ def codecs(specs: tuple[str, ...], repeats: int) -> None:
     with console.status("Measuring ..."):
         rows = [measure(codec, x, repeats) for codec in chosen]
     console.print(table(rows))
+    if not specs:
+        console.print(
+            f"No codec, but as good as one in a policy's reduce: {LowRank()} (PowerSGD; needs feedback = true)"
+        )
