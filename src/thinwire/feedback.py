@@ -50,9 +50,7 @@ class StepState:
     def rollback(self) -> None:
         """Undo what the step did: it was skipped. Raises RuntimeError without ``rollback=True``."""
         if self._tensors and not self._saved:
-            raise RuntimeError(
-                "residuals were made without rollback=True, so a skipped step cannot be undone"
-            )
+            raise RuntimeError(f"a {self._what} without rollback=True cannot undo a skipped step")
         for saved, live in zip(self._saved, self._tensors, strict=True):
             live.copy_(saved)
 

@@ -141,6 +141,22 @@ def test_sum_and_mean() -> None:
     assert same(run_threads(run, 4, CallOptions())[0], 4 * run_threads(run, 4, MEAN)[2])
 
 
+def test_the_error_does_not_depend_on_the_number_of_ranks() -> None:
+    """Ranks with the same gradient end with what one rank alone gets, bit for bit where the sums are exact."""
+
+    def run(group: dist.ProcessGroup) -> list[Tensor]:
+        held, residual, results = matrices(4), torch.zeros(NUMEL), []
+        for step in range(3):
+            flat = gradients(1, step)[0]
+            low_rank_all_reduce(flat, held, meter(group), MEAN, residual=residual)
+            results += [flat, residual.clone()]
+        return results
+
+    alone = run_threads(run, 1)[0]
+    for world in (2, 4):
+        assert all(map(same, alone, run_threads(run, world)[world - 1]))
+
+
 @pytest.mark.parametrize("exponent", [-90, 90])
 def test_the_magnitude_changes_no_bit(exponent: int) -> None:
     def run(group: dist.ProcessGroup, factor: float) -> list[Tensor]:

@@ -103,7 +103,7 @@ class GradientSync:
     taken by its local shard. group: None or of size 1 means no communication. labels: name -> label; a bucket
     holds parameters of one label and one dtype. sharded: reduce-scatter and gather instead of all-reduce.
     bucket_bytes: a bucket is closed when its fp32 gradients reach this size. rollback: keep what is needed to
-    undo the residual update of a skipped step.
+    undo what a skipped step did to residuals and to what low-rank reductions start from.
     """
 
     def __init__(
