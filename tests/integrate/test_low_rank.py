@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from integrate.test_gradients import MICRO, Toy, gradients, loss_of, make, parameters, policy, step
@@ -221,6 +222,19 @@ def _without_feedback(rank: int, world: int, report: Any) -> None:
     sync_gradients(model, sync, rank, 0)
     assert {n for n in sync.state_dict() if "@" in n} == {"matrix@dp.q", "convolution@dp.q"}
     sync.skip()
+
+
+def _local_shards(rank: int, world: int, report: Any) -> None:
+    mesh = init_mesh({"dp": world}, LOW_RANK)
+    split = nn.Parameter(DTensor.from_local(torch.zeros(32, 48), mesh, [Shard(0)]))
+    assert split.shape == (64, 48)
+    (bucket,) = GradientSync([("split", split)], groups(mesh)["dp"]).buckets
+    assert bucket.warm_start is not None
+    assert [(m.rows, m.columns) for m in bucket.warm_start.matrices] == [(32, 48)]
+
+
+def test_a_dtensor_is_its_local_shard() -> None:
+    run_ranks(_local_shards, 2, timeout=TIMEOUT_S)
 
 
 def test_without_feedback_there_is_no_residual() -> None:

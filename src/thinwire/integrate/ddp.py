@@ -29,8 +29,8 @@ from ..feedback import Feedback, Span, StepState
 from ..group import ThinwireGroup
 from ..policy import NONE, AxisPolicy
 from ..warm_start import check_saved_q
-from . import states
-from .states import States
+from . import reductions
+from .reductions import States
 
 
 class DdpCompression:
@@ -117,7 +117,7 @@ class DdpCompression:
 
         def call(transport: Metered) -> None:
             flat = buffer.float() / scale if widen else buffer
-            states.all_reduce(flat, compressor, kept, transport, options)
+            reductions.all_reduce(flat, compressor, kept, transport, options)
             if flat is not buffer:
                 buffer.copy_(flat.mul_(scale))
             if self._scale is not None and not bool(torch.isfinite(buffer).all()):
@@ -148,7 +148,7 @@ class DdpCompression:
             spans.append(Span(name, begin, begin + parameter.numel(), tuple(parameter.shape)))
             begin += parameter.numel()
         axis, size = self._axis, self.group.size()
-        kept = states.make_states(
+        kept = reductions.make_states(
             spans,
             begin,
             self.group,

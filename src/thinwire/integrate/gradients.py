@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from .. import collectives as c
-from ..codecs import Codec, Compressor
+from ..codecs import Compressor
 from ..collectives.frames import equal_parts
 from ..collectives.options import CallOptions
 from ..collectives.transport import Metered
@@ -34,7 +34,7 @@ from ..group import ThinwireGroup
 from ..policy import NONE
 from ..torch_names import all_gather_single, reduce_scatter_single
 from ..warm_start import WarmStart
-from . import states
+from . import reductions
 
 
 @dataclass
@@ -351,25 +351,10 @@ class GradientSync:
         self, bucket: Bucket, compressor: Compressor, options: CallOptions
     ) -> Callable[[Metered], None]:
         """The compressed reduction of a bucket: the sum over the group in ``bucket.grad``."""
-        flat, kept = bucket.flat, (bucket.feedback, bucket.warm_start)
-        if not self.sharded:
-            return lambda transport: states.all_reduce(flat, compressor, kept, transport, options)
-        residual = None if bucket.feedback is None else bucket.feedback.sender
-        if bucket.warm_start is not None:
-            matrices, begin = bucket.warm_start.matrices, self._start(bucket)
-            return lambda transport: c.low_rank_all_reduce(
-                flat, matrices, transport, options, residual=residual, out=bucket.grad, begin=begin
-            )
-        assert isinstance(compressor, Codec)
-        codec: Codec = compressor
-        chunks = c.Chunks(flat.numel(), self._size, bucket.grad.numel())
-        if options.algorithm == "ring":
-            return lambda transport: _assign(
-                bucket.grad, c.ring_reduce_scatter(flat, codec, transport, chunks, options)
-            )
-        return lambda transport: _assign(
-            bucket.grad, c.reduce_scatter(flat, codec, transport, chunks, options, residual=residual)
-        )
+        flat, out, kept = bucket.flat, bucket.grad, (bucket.feedback, bucket.warm_start)
+        if self.sharded:
+            return lambda t: reductions.reduce_scatter(flat, out, compressor, kept, t, options)
+        return lambda t: reductions.all_reduce(flat, compressor, kept, t, options)
 
     def _make_states(self, bucket: Bucket) -> None:
         """What is kept for a bucket from step to step, as the policy asks for it; nothing if it is not compressed."""
@@ -378,7 +363,7 @@ class GradientSync:
         op = "reduce_scatter" if self.sharded else "all_reduce"
         flat = bucket.flat
         compressor, policy, message = self.group.look_up_gradient(op, flat.dtype, flat.nbytes)
-        bucket.feedback, bucket.warm_start = states.make_states(
+        bucket.feedback, bucket.warm_start = reductions.make_states(
             [Span(m.name, m.begin, m.end, tuple(local_tensor(m.parameter).shape)) for m in bucket.members],
             flat.numel(),
             self.group,
@@ -401,10 +386,6 @@ def _hook(sync: GradientSync, bucket: Bucket, member: _Member) -> Callable[[Tens
             to._arrived(full, part)
 
     return hook
-
-
-def _assign(target: Tensor, value: Tensor) -> None:
-    target.copy_(value)
 
 
 def _make_buckets(

@@ -31,5 +31,5 @@ def codecs(specs: tuple[str, ...], repeats: int) -> None:
     console.print(table(rows))
     if not specs:
         console.print(
-            f"No codec, but as good as one in a policy's reduce: {LowRank()} (PowerSGD; needs feedback = true)"
+            f"For gradients, in policies only: {LowRank()} (PowerSGD, two rounds, with feedback = true)"
         )

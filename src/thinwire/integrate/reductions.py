@@ -1,4 +1,4 @@
-"""What reductions of a bucket keep from step to step, for integrations that know its parameters; the all-reduce with it."""
+"""The reductions of integrations that know the parameters of a message, and what these keep from step to step."""
 
 from __future__ import annotations
 
@@ -66,3 +66,28 @@ def all_reduce(
     assert isinstance(compressor, Codec)
     residuals = None if feedback is None else c.Residuals(feedback.sender, feedback.owner)
     c.all_reduce(flat, compressor, transport, options, residuals=residuals)
+
+
+def reduce_scatter(
+    flat: Tensor,
+    out: Tensor,
+    compressor: Compressor,
+    states: States,
+    transport: Metered,
+    options: CallOptions,
+) -> None:
+    """Fill out (fp32, a rank's share of flat) with this rank's part of the sum or mean over the ranks."""
+    feedback, warm_start = states
+    residual = None if feedback is None else feedback.sender
+    if warm_start is not None:
+        begin = transport.rank * out.numel()
+        c.low_rank_all_reduce(
+            flat, warm_start.matrices, transport, options, residual=residual, out=out, begin=begin
+        )
+        return
+    assert isinstance(compressor, Codec)
+    chunks = c.Chunks(flat.numel(), transport.size, out.numel())
+    if options.algorithm == "ring":
+        out.copy_(c.ring_reduce_scatter(flat, compressor, transport, chunks, options))
+    else:
+        out.copy_(c.reduce_scatter(flat, compressor, transport, chunks, options, residual=residual))
