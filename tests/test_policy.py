@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from thinwire import AxisPolicy, Policy, parse
+from thinwire.codecs import LowRank
 from thinwire.errors import SpecError
 from thinwire.policy import AXES, NONE, OPS, ByDtype, from_dict, from_toml, shrinks
 
@@ -207,3 +208,40 @@ def test_sparse_gradients_with_feedback(tmp_path: Path) -> None:
     path.write_text('[axis.dp]\nreduce = "topk:k=64,bits=4"\nfeedback = true\n')
     codec = from_toml(path).axis("dp").codec("all_reduce", "gradient", torch.bfloat16, 1 << 20)
     assert str(codec) == "topk:k=64,bits=4"
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        'all = "lowrank"',
+        'gather = "lowrank"',
+        'broadcast = { float32 = "lowrank:rank=2" }',
+        '[axis.dp.role.activation]\nall_reduce = "lowrank"',
+    ],
+)
+def test_low_rank_is_for_gradients(tmp_path: Path, entries: str) -> None:
+    """Whatever is said of feedback: other messages have no matrices that stay the same."""
+    path = tmp_path / "p.toml"
+    for setting in ("feedback = true", "allow_without_feedback = true"):
+        path.write_text(f"[axis.dp]\n{setting}\n{entries}\n")
+        with pytest.raises(SpecError, match=r"axis\.dp: .* = lowrank:rank=\d: lowrank reduces the matrices"):
+            from_toml(path)
+
+
+def test_low_rank_of_gradients() -> None:
+    with pytest.raises(
+        SpecError, match=r"lowrank:rank=4: lowrank needs error feedback.*allow_without_feedback"
+    ):
+        one("dp", reduce="lowrank")
+    for entries in (
+        {"reduce": "lowrank:rank=2", "feedback": True},
+        {"reduce": "lowrank:rank=2", "allow_without_feedback": True},
+        {"role": {"gradient": {"reduce": "lowrank:2"}}, "feedback": True},
+    ):
+        policy = one("dp", **entries)
+        for op in ("all_reduce", "reduce_scatter"):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                assert policy.codec(op, "gradient", dtype, BIG) == LowRank(2)
+            assert policy.codec(op, "gradient", torch.float32, 100) == NONE
+    text = str(from_dict({"axis": {"dp": {"reduce": "lowrank:rank=2", "feedback": True}}}, "p"))
+    assert "all_reduce=lowrank:rank=2,reduce_scatter=lowrank:rank=2,feedback=True" in text

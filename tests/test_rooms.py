@@ -17,6 +17,7 @@ FILES = {
     "policy": "group",
     "presets": "group",
     "feedback": "group",
+    "warm_start": "group",
     "inner": "group",
     "cli": "lab",
     "testing": "lab",

@@ -18,18 +18,60 @@ from .errors import CheckpointError
 
 @dataclass(frozen=True)
 class Span:
-    """A parameter's place in a flat message: elements [begin, end)."""
+    """A parameter's place in a flat message: elements [begin, end). shape: the parameter's, where somebody asks for it."""
 
     name: str
     begin: int
     end: int
+    shape: tuple[int, ...] = ()
 
 
-class Feedback:
+class StepState:
+    """Tensors that every step changes, a skipped step gives back, and a checkpoint holds.
+
+    what: how errors call one. rollback: keep a copy from ``begin`` on, so that ``rollback()`` can undo a skipped step.
+    """
+
+    def __init__(self, what: str, tensors: Sequence[Tensor], rollback: bool) -> None:
+        self._what = what
+        self._tensors = tuple(tensors)
+        self._saved = tuple(torch.zeros_like(t) for t in tensors) if rollback else ()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tensors in bytes, copies included."""
+        return sum(t.nbytes for t in (*self._tensors, *self._saved))
+
+    def begin(self) -> None:
+        """Before the tensors are used in a step."""
+        for saved, live in zip(self._saved, self._tensors, strict=False):
+            saved.copy_(live)
+
+    def rollback(self) -> None:
+        """Undo what the step did: it was skipped. Raises RuntimeError without ``rollback=True``."""
+        if self._tensors and not self._saved:
+            raise RuntimeError(f"a {self._what} without rollback=True cannot undo a skipped step")
+        for saved, live in zip(self._saved, self._tensors, strict=True):
+            live.copy_(saved)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Views of the live tensors by name."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take tensors back, by name. Raises CheckpointError for a missing one or another size."""
+        for name, live in self.state_dict().items():
+            saved = state.get(name)
+            if saved is None or saved.numel() != live.numel():
+                found = "nothing" if saved is None else f"{saved.numel()} values"
+                raise CheckpointError(f"{self._what} {name}: {live.numel()} values expected, {found} found")
+            live.copy_(saved.reshape(live.shape))
+
+
+class Feedback(StepState):
     """The residuals of one flat message of ``numel`` values.
 
     owner_numel: length of this rank's chunk if the message is all-reduced, 0 if it is reduce-scattered.
-    rollback: keep a copy from ``begin`` on, so that ``rollback()`` can undo a skipped step.
     """
 
     def __init__(
@@ -39,26 +81,7 @@ class Feedback:
         self._axis = axis
         self.sender = torch.zeros(numel)
         self.owner = torch.zeros(owner_numel)
-        self._saved = [torch.zeros_like(r) for r in (self.sender, self.owner)] if rollback else []
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the residuals in bytes, copies included."""
-        return 4 * (self.sender.numel() + self.owner.numel()) * (2 if self._saved else 1)
-
-    def begin(self) -> None:
-        """Before the residuals are used in a step."""
-        for saved, live in zip(self._saved, (self.sender, self.owner), strict=False):
-            saved.copy_(live)
-
-    def rollback(self) -> None:
-        """Undo what the step did: it was skipped. Raises RuntimeError without ``rollback=True``."""
-        if not self._saved:
-            raise RuntimeError(
-                "residuals were made without rollback=True, so a skipped step cannot be undone"
-            )
-        for saved, live in zip(self._saved, (self.sender, self.owner), strict=True):
-            live.copy_(saved)
+        super().__init__("residual", (self.sender, self.owner), rollback)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Views of the live residuals: ``NAME@AXIS`` for each parameter, and the owner's."""
@@ -66,12 +89,3 @@ class Feedback:
         if self.owner.numel():
             state[f"{self._spans[0].name}@{self._axis}.owner"] = self.owner
         return state
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take residuals back, by name. Raises CheckpointError for a missing one or another size."""
-        for name, live in self.state_dict().items():
-            saved = state.get(name)
-            if saved is None or saved.numel() != live.numel():
-                found = "nothing" if saved is None else f"{saved.numel()} values"
-                raise CheckpointError(f"residual {name}: {live.numel()} values expected, {found} found")
-            live.copy_(saved.reshape(-1))

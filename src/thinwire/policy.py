@@ -25,7 +25,7 @@ from typing import Any, get_args
 
 import torch
 
-from .codecs import Codec, parse
+from .codecs import Codec, Compressor, parse_compressor
 from .codecs.none import NoneCodec
 from .collectives.options import Algorithm
 from .errors import PolicyError, SpecError, nearest
@@ -53,26 +53,26 @@ NONE = NoneCodec()
 
 @dataclass(frozen=True)
 class ByDtype:
-    """A codec for each dtype of the messages."""
+    """A codec, or another compressor, for each dtype of the messages."""
 
-    float32: Codec = NONE
-    bfloat16: Codec = NONE
-    float16: Codec = NONE
+    float32: Compressor = NONE
+    bfloat16: Compressor = NONE
+    float16: Compressor = NONE
 
     @staticmethod
-    def of(spec: str | Codec) -> ByDtype:
+    def of(spec: str | Compressor) -> ByDtype:
         """One codec for all dtypes, where it makes the message smaller; ``none`` where it cannot.
 
         A codec that shrinks no dtype at all is refused.
         """
-        codec = parse(spec)
+        codec = parse_compressor(spec)
         chosen = {name: codec if shrinks(codec, dtype) else NONE for name, dtype in _DTYPES.items()}
         return ByDtype(**chosen)
 
-    def get(self, dtype: torch.dtype) -> Codec:
+    def get(self, dtype: torch.dtype) -> Compressor:
         return getattr(self, str(dtype).removeprefix("torch."), NONE)
 
-    def codecs(self) -> tuple[Codec, ...]:
+    def codecs(self) -> tuple[Compressor, ...]:
         return tuple(getattr(self, name) for name in _DTYPES)
 
     def __str__(self) -> str:
@@ -81,13 +81,9 @@ class ByDtype:
         return "{" + ", ".join(f"{n}={getattr(self, n)}" for n in _DTYPES) + "}"
 
 
-def shrinks(codec: Codec, dtype: torch.dtype) -> bool:
-    """Whether a message of this dtype gets smaller (a lossless codec: may get smaller)."""
-    if codec == NONE:
-        return True
-    if dtype not in codec.dtypes:
-        return False
-    return not codec.fixed_size or codec.max_nbytes(4096, dtype) < 4096 * dtype.itemsize
+def shrinks(codec: Compressor, dtype: torch.dtype) -> bool:
+    """Whether a policy may name it for messages of this dtype: they get smaller, or it is ``none``."""
+    return codec == NONE or codec.shrinks(dtype)
 
 
 Codecs = Mapping[str, ByDtype]  # op -> codecs
@@ -100,7 +96,7 @@ class AxisPolicy:
     codecs: by op. roles: overrides by role. feedback: error-feedback residuals for reduced gradients.
     difference: gathered parameters travel as the difference to what was sent last. min_nbytes: smaller
     messages pass through. algorithm: see :class:`~thinwire.collectives.options.CallOptions`.
-    allow_without_feedback: accept codecs that need error feedback (topk, sign) where there is none.
+    allow_without_feedback: accept codecs that need error feedback (topk, sign, lowrank) where there is none.
     """
 
     codecs: Codecs = field(default_factory=dict)
@@ -116,22 +112,27 @@ class AxisPolicy:
             raise SpecError(
                 "feedback = true needs algorithm = two_shot: a ring encodes sums, which have no residual"
             )
-        if not self.allow_without_feedback:
-            self._check_feedback()
+        self._check_gradients_only()
 
-    def _check_feedback(self) -> None:
-        """Raise SpecError if a codec that training stands only with error feedback is used without."""
+    def _check_gradients_only(self) -> None:
+        """Raise SpecError if what is for reduced gradients, or stands only with their error feedback, is used elsewhere."""
         for role, table in {"gradient": self.codecs, **self.roles}.items():
             for op, choice in table.items():
-                covered = self.feedback and role == "gradient" and op in _GROUPS_OF_OPS["reduce"]
+                reduced = role == "gradient" and op in _GROUPS_OF_OPS["reduce"]
+                fed_back = self.allow_without_feedback or (self.feedback and reduced)
                 for codec in choice.codecs():
-                    if codec.needs_feedback and not covered:
+                    if not reduced and not isinstance(codec, Codec):
+                        raise SpecError(
+                            f"{op} = {codec}: {codec.name} reduces the matrices of gradients; put it on reduce, all_reduce "
+                            "or reduce_scatter of the axis (or of its role gradient), and a codec on the others"
+                        )
+                    if codec.needs_feedback and not fed_back:
                         raise SpecError(
                             f"{op} = {codec}: {codec.name} needs error feedback, which gradients get in all_reduce and "
                             "reduce_scatter with feedback = true; allow_without_feedback = true sends it all the same"
                         )
 
-    def codec(self, op: str, role: str, dtype: torch.dtype, nbytes: int) -> Codec:
+    def codec(self, op: str, role: str, dtype: torch.dtype, nbytes: int) -> Compressor:
         """The codec of a message; ``none`` if nothing is said about it, or if it is small or not of floats."""
         if not self._covers(dtype, nbytes):
             return NONE
@@ -172,8 +173,8 @@ class Policy:
         """The canonical text that ranks compare with each other."""
         return f"{self.name} " + " ".join(f"{a}[{_text(p)}]" for a, p in sorted(self.axes.items()))
 
-    def used_codecs(self) -> set[Codec]:
-        """Every codec that some message may get."""
+    def used_codecs(self) -> set[Compressor]:
+        """Every codec or other compressor that some message may get."""
         return {c for policy in self.axes.values() for choice in policy.choices() for c in choice.codecs()}
 
     def without_feedback(self) -> Policy:
@@ -258,13 +259,13 @@ def _codecs(where: str, entries: Mapping[str, Any]) -> Codecs:
 def _choice(where: str, value: Any) -> ByDtype:
     try:
         if isinstance(value, str):
-            codec = parse(value)
+            codec = parse_compressor(value)
             if not any(shrinks(codec, dtype) for dtype in _DTYPES.values()):
                 raise PolicyError(f"{value} makes no message smaller; use none")
             return ByDtype.of(codec)
         if isinstance(value, Mapping):
             _known(value, _DTYPES, where)
-            codecs = {name: parse(spec) for name, spec in value.items()}
+            codecs = {name: parse_compressor(spec) for name, spec in value.items()}
             for name, codec in codecs.items():
                 if _DTYPES[name] not in codec.dtypes:
                     raise PolicyError(codec.dtype_message(_DTYPES[name]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .base import Codec
+from .base import Codec, Compressor
 from .blockfloat import E3m0Codec, Fp8Codec, Mxfp4Codec, Mxfp8Codec, Nvfp4Codec
 from .blockint import Int2Codec, Int3Codec, Int4Codec, Int5Codec, Int6Codec, Int8Codec
 from .bounded import BoundedCodec
@@ -12,11 +12,12 @@ from .cast import Bf16Codec, Fp16Codec
 from .chain import ChainCodec, Hadamard
 from .coded import CodedCodec, Huffman
 from .exponent import ExponentCodec
+from .lowrank import LowRank
 from .mpc import MpcCodec
 from .none import NoneCodec
 from .registry import list_codecs, register
 from .sign import SignCodec
-from .spec import parse
+from .spec import parse, parse_compressor
 from .topk import TopkCodec
 from .zfp import ZfpCodec
 
@@ -31,6 +32,7 @@ _WITH_KERNELS = (
     "topk",
     "bounded:abs=1",
     "int4|huffman",
+    "lowrank",
 )
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "ChainCodec",
     "Codec",
     "CodedCodec",
+    "Compressor",
     "E3m0Codec",
     "ExponentCodec",
     "Fp8Codec",
@@ -51,6 +54,7 @@ __all__ = [
     "Int5Codec",
     "Int6Codec",
     "Int8Codec",
+    "LowRank",
     "MpcCodec",
     "Mxfp4Codec",
     "Mxfp8Codec",
@@ -61,15 +65,16 @@ __all__ = [
     "ZfpCodec",
     "list_codecs",
     "parse",
+    "parse_compressor",
     "register",
     "warm_up",
 ]
 
 
-def warm_up(specs: Iterable[str | Codec] | None = None) -> None:
-    """Compile the CPU kernels of these codecs (None: of every codec here that has some), or load them from the cache.
+def warm_up(specs: Iterable[str | Compressor] | None = None) -> None:
+    """Compile the CPU kernels of these compressors (None: of every one here that has some), or load them from the cache.
 
     Takes seconds the first time on a machine. Call it before ranks start, and once in every rank.
     """
     for spec in _WITH_KERNELS if specs is None else specs:
-        parse(spec).warm_up()
+        parse_compressor(spec).warm_up()

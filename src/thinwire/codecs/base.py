@@ -1,4 +1,4 @@
-"""What a codec is: a pure function from a tensor to bytes, and back.
+"""What a policy can name: a codec, which is a pure function from a tensor to bytes and back, or another compressor.
 
 The payload depends on the codec's parameters, the input values and the seed only; never on the device,
 the number of threads or the libraries that happen to be installed. A codec holds no state: what a stateful one remembers
@@ -25,20 +25,17 @@ from .state import CodecState
 FLOAT_DTYPES: frozenset[torch.dtype] = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
-class Codec(ABC):
-    """A codec with its parameters. Subclasses are frozen dataclasses: equal parameters, equal codecs.
+class Compressor(ABC):
+    """What a policy can name for a kind of message: a :class:`Codec`, or something that takes more than one message.
 
-    ``str(codec)`` is its spec, which :func:`thinwire.codecs.parse` reads back.
+    Subclasses are frozen dataclasses: equal parameters, equal compressors. ``str(compressor)`` is its spec, which
+    :func:`thinwire.codecs.parse_compressor` reads back.
     """
 
     name: ClassVar[str]
     """What a spec starts with."""
     lossless: ClassVar[bool]
     """Every bit pattern comes back: NaN payloads, signed zeros, subnormals."""
-    fixed_size: ClassVar[bool]
-    """The payload's size follows from (numel, dtype) alone, so ranks need not exchange sizes."""
-    stateful: ClassVar[bool] = False
-    """There is something to remember of earlier messages: ``new_state`` gives a state."""
     needs_feedback: ClassVar[bool] = False
     """So coarse or biased that training needs error feedback with it; policies refuse it elsewhere."""
 
@@ -46,6 +43,31 @@ class Codec(ABC):
     def dtypes(self) -> frozenset[torch.dtype]:
         """Of the values that it takes; a subclass may have a class attribute in its place."""
         return FLOAT_DTYPES
+
+    @abstractmethod
+    def shrinks(self, dtype: torch.dtype) -> bool:
+        """Whether a message of this dtype gets smaller (where that depends on the values or the shape: may get)."""
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Compile or load the CPU kernels, so that the first step does not wait for them."""
+
+    def dtype_message(self, dtype: torch.dtype) -> str:
+        """Says that values of this dtype are refused, and which are not."""
+        known = ", ".join(sorted(str(d).removeprefix("torch.") for d in self.dtypes))
+        return f"{self} takes {known}, not {str(dtype).removeprefix('torch.')}"
+
+    def __str__(self) -> str:
+        return full_spec(self)
+
+
+class Codec(Compressor):
+    """A codec with its parameters; a spec gives one to :func:`thinwire.codecs.parse`."""
+
+    fixed_size: ClassVar[bool]
+    """The payload's size follows from (numel, dtype) alone, so ranks need not exchange sizes."""
+    stateful: ClassVar[bool] = False
+    """There is something to remember of earlier messages: ``new_state`` gives a state."""
 
     @property
     def granule(self) -> int:
@@ -148,8 +170,12 @@ class Codec(ABC):
         """Bound of |decoded - x| for each element (float64, shape of x), or None where there is none."""
         return torch.zeros(x.shape, dtype=torch.float64) if self.lossless else None
 
+    def shrinks(self, dtype: torch.dtype) -> bool:
+        if dtype not in self.dtypes:
+            return False
+        return not self.fixed_size or self.max_nbytes(4096, dtype) < 4096 * dtype.itemsize
+
     def warm_up(self) -> None:
-        """Compile or load this codec's CPU kernels, so that the first step does not wait for them."""
         for dtype in sorted(self.dtypes, key=str):
             x = torch.linspace(-1, 1, 100).to(dtype)
             out = torch.empty(self.max_nbytes(x.numel(), dtype), dtype=torch.uint8)
@@ -186,11 +212,6 @@ class Codec(ABC):
         raise UnsupportedError(f"{self} takes no state: decode without")
 
     # Shared checks.
-
-    def dtype_message(self, dtype: torch.dtype) -> str:
-        """Says that values of this dtype are refused, and which are not."""
-        known = ", ".join(sorted(str(d).removeprefix("torch.") for d in self.dtypes))
-        return f"{self} takes {known}, not {str(dtype).removeprefix('torch.')}"
 
     def _check_tensor(self, x: Tensor, what: str) -> None:
         self._check_dtype(x.dtype, x.device)
@@ -230,9 +251,6 @@ class Codec(ABC):
             raise WireError(
                 f"{self}: payload of {numel} {dtype} values has {relation} {limit} bytes, found {found}"
             )
-
-    def __str__(self) -> str:
-        return full_spec(self)
 
 
 class CompiledCodec(Codec):

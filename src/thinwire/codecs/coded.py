@@ -122,7 +122,7 @@ class CodedCodec(CompiledCodec):
     _coder: ClassVar[ByteCoder]
 
     @property
-    def dtypes(self) -> frozenset[torch.dtype]:  # type: ignore[override]
+    def dtypes(self) -> frozenset[torch.dtype]:
         return self._codec.dtypes
 
     @property

@@ -2,7 +2,8 @@
 
 A spec is ``NAME`` or ``NAME:key=value,key=value``; ``NAME:value`` gives the first parameter. Parameters are the fields
 of the codec's dataclass. Stages of a chain are separated by ``|``: transforms, one codec, a byte coder
-(``hadamard|int4|huffman``). ``str(codec)`` is the full spec and parses back to an equal codec.
+(``hadamard|int4|huffman``). ``str(codec)`` is the full spec and parses back to an equal codec. :func:`parse` gives codecs;
+:func:`parse_compressor` whatever a policy can name.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from ..errors import SpecError, nearest
-from .base import Codec
+from .base import Codec, Compressor
 from .chain import TRANSFORMS, ChainCodec, Transform
 from .coded import BYTE_CODERS, ByteCoder, CodedCodec
+from .lowrank import LowRank
 from .registry import list_codecs
 
 _T = TypeVar("_T")
 _BOOLEANS = {"true": True, "false": False}
+_OTHERS: dict[str, type[Compressor]] = {LowRank.name: LowRank}
 
 
 class Stages(NamedTuple):
@@ -29,12 +32,23 @@ class Stages(NamedTuple):
     coder: ByteCoder | None
 
 
-def parse(spec: str | Codec) -> Codec:
+def parse(spec: str | Compressor) -> Codec:
     """The codec of a spec. Raises SpecError with the position of what is wrong and the nearest names."""
-    if isinstance(spec, Codec):
+    compressor = parse_compressor(spec)
+    if isinstance(compressor, Codec):
+        return compressor
+    raise SpecError(
+        f"{compressor} is no codec: it reduces the matrices of gradients in two rounds. Name it in a policy ([axis.dp], "
+        "reduce, feedback = true) and reduce with thinwire.GradientSync or thinwire.compress_ddp"
+    )
+
+
+def parse_compressor(spec: str | Compressor) -> Compressor:
+    """The compressor of a spec: a codec, or ``lowrank``. Raises SpecError as :func:`parse` does."""
+    if isinstance(spec, Compressor):
         return spec
     if "|" not in spec and not _is(spec, BYTE_CODERS):
-        return _one(spec, 0, spec, list_codecs(), "codec")
+        return _one(spec, 0, spec, {**list_codecs(), **_OTHERS}, "codec")
     return ChainCodec(spec) if parse_stages(spec).coder is None else CodedCodec(spec)
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from ..codecs import Codec
+from ..codecs import Codec, Compressor
 from ..collectives.endpoint import COLLECTIVES, Endpoint
 from ..collectives.options import CallOptions, derive_seed
 from ..collectives.traffic import PASS_THROUGH, Message, Tally, Traffic, gloo_nbytes, raw_nbytes
@@ -128,6 +128,13 @@ class GroupBase(dist.ProcessGroup):
     def _check_policy(self) -> None:
         for axis in {self.axis(), *self.options.op_axes.values()}:
             policy = self.policy.axis(axis)
+            shaped = [c for choice in policy.choices() for c in choice.codecs() if not isinstance(c, Codec)]
+            if shaped and not self.options.feedback_by_caller:
+                raise PolicyError(
+                    f"policy {self.policy.name}, axis {axis}: {shaped[0]} needs the shapes of parameters, which a bare "
+                    "group does not see; use thinwire.GradientSync, thinwire.compress_ddp for DistributedDataParallel, or "
+                    "a codec"
+                )
             if policy.feedback and not self.options.feedback_by_caller:
                 raise PolicyError(
                     f"policy {self.policy.name}, axis {axis}: error feedback needs to know the parameters, which a "
@@ -171,12 +178,25 @@ class GroupBase(dist.ProcessGroup):
         key = op, dtype, nbytes, any_size, role
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._look_up(*key)
+            codec, policy, message = self._look_up(*key)
+            if not isinstance(codec, Codec):
+                raise PolicyError(
+                    f"policy {self.policy.name}, axis {message.axis}: {codec} needs the shapes of parameters, which {op} of "
+                    f"{nbytes} bytes does not tell; gradients go through thinwire.GradientSync or thinwire.compress_ddp, "
+                    "other messages over a group of another policy"
+                )
+            found = self._known[key] = codec, policy, message
         return found
+
+    def look_up_gradient(
+        self, op: str, dtype: torch.dtype, nbytes: int
+    ) -> tuple[Compressor, AxisPolicy, Message]:
+        """What the policy says of a gradient, for integrations that know the parameters: a codec or another compressor."""
+        return self._look_up(op, dtype, nbytes, False, "gradient")
 
     def _look_up(
         self, op: str, dtype: torch.dtype, nbytes: int, any_size: bool, role: str
-    ) -> tuple[Codec, AxisPolicy, Message]:
+    ) -> tuple[Compressor, AxisPolicy, Message]:
         axis = self.axis(op)
         policy = self.policy.axis(axis)
         judged = max(nbytes, policy.min_nbytes) if any_size else nbytes

@@ -11,6 +11,7 @@ DDP groups parameters into buckets anew after the first step: residuals are kept
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,19 +22,22 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import collectives as c
-from ..codecs import Codec
+from ..codecs import Compressor, LowRank
 from ..collectives.transport import Metered
 from ..errors import CheckpointError, UnsupportedError
-from ..feedback import Feedback, Span
+from ..feedback import Feedback, Span, StepState
 from ..group import ThinwireGroup
 from ..policy import NONE, AxisPolicy
+from ..warm_start import check_saved_q
+from . import reductions
+from .reductions import States
 
 
 class DdpCompression:
-    """The state of the hook: residuals by parameter name.
+    """The state of the hook: residuals, and the Q that low-rank reductions start from, by parameter name.
 
     scale: the factor that losses are multiplied by at the moment (``scaler.get_scale`` of a GradScaler), if there is one:
-    residuals are held without it, and a step whose gradients overflow takes its residuals back, as the scaler skips it.
+    residuals are held without it, and a step whose gradients overflow takes residuals and Q back, as the scaler skips it.
     """
 
     def __init__(
@@ -42,37 +46,48 @@ class DdpCompression:
         self.group = group
         self._names = names
         self._scale = scale
-        self._buckets: dict[int, tuple[tuple[str, ...], Feedback]] = {}
+        self._buckets: dict[int, tuple[tuple[str, ...], States]] = {}
         self._live: dict[str, Tensor] = {}  # name -> its part of a bucket's residual
+        self._qs: dict[str, Tensor] = {}  # by their names in checkpoints
         self._loaded: dict[str, Tensor] = {}
         self._overflow = False
 
     @property
     def nbytes(self) -> int:
-        """Memory of the residuals in bytes, copies for skipped steps included."""
-        return sum(feedback.nbytes for _, feedback in self._buckets.values())
+        """Memory of residuals and Q in bytes, copies for skipped steps included."""
+        return sum(state.nbytes for state in self._states())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Views of the live residuals: ``NAME@AXIS``, and ``NAME@AXIS.owner`` by a bucket's first parameter."""
-        state: dict[str, Tensor] = {}
-        for _, feedback in self._buckets.values():
-            state |= feedback.state_dict()
-        return state
+        """Views of the live residuals ``NAME@AXIS``, of Q ``NAME@AXIS.q``, and ``NAME@AXIS.owner`` (first in its bucket)."""
+        tensors: dict[str, Tensor] = {}
+        for state in self._states():
+            tensors |= state.state_dict()
+        return tensors
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take residuals back, into buckets as they come. An owner's residual is used where its chunk is the same, else 0.
+        """Take tensors back, into buckets as they come. An owner's residual is used where its chunk is the same, else 0.
 
-        Raises CheckpointError for a parameter of another size.
+        Raises CheckpointError for a residual of another size, or a Q that is missing or of another shape.
         """
-        sizes = {f"{name}@{self._axis}": parameter.numel() for parameter, name in self._names.items()}
-        for key, residual in state.items():
-            if key in sizes and residual.numel() != sizes[key]:
+        axis = self._axis
+        for parameter, name in self._names.items():
+            residual = state.get(f"{name}@{axis}")
+            if residual is not None and residual.numel() != parameter.numel():
                 raise CheckpointError(
-                    f"residual {key}: {sizes[key]} values expected, {residual.numel()} found"
+                    f"residual {name}@{axis}: {parameter.numel()} values expected, {residual.numel()} found"
                 )
-        self._loaded = {key: residual.clone() for key, residual in state.items()}
+            compressor = self.group.policy.axis(axis).codec(
+                "all_reduce", "gradient", parameter.dtype, sys.maxsize
+            )
+            if isinstance(compressor, LowRank):
+                check_saved_q(name, axis, parameter.shape, compressor, state)
+        self._loaded = {key: tensor.clone() for key, tensor in state.items()}
+        self._qs = {key: tensor for key, tensor in self._loaded.items() if key.endswith(".q")}
         self._buckets.clear()
         self._live.clear()
+
+    def _states(self) -> list[StepState]:
+        return [state for _, pair in self._buckets.values() for state in pair if state is not None]
 
     @property
     def _axis(self) -> str:
@@ -87,20 +102,22 @@ class DdpCompression:
             self._begin_step()
         buffer = bucket.buffer()
         nbytes = buffer.numel() * buffer.element_size()
-        codec, policy, message = self.group.look_up("all_reduce", buffer.dtype, nbytes, role="gradient")
-        if codec == NONE:
+        compressor, policy, message = self.group.look_up_gradient("all_reduce", buffer.dtype, nbytes)
+        if self.group.size() == 1:
+            return c.done(buffer).get_future()
+        if compressor == NONE:
             # As DDP does without a hook.
             work = dist.all_reduce(buffer.div_(self.group.size()), group=self.group, async_op=True)
             passed: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
             return passed
-        feedback = self._feedback(bucket, codec, policy)
-        residuals = None if feedback is None else c.Residuals(feedback.sender, feedback.owner)
+        kept = self._kept(bucket, compressor, policy)
         options = self.group.call_options(policy, mean=True)
         scale = self._scale() if self._scale is not None else 1.0
+        widen = scale != 1.0 or isinstance(compressor, LowRank)
 
         def call(transport: Metered) -> None:
-            flat = buffer if scale == 1.0 else buffer.float() / scale
-            c.all_reduce(flat, codec, transport, options, residuals=residuals)
+            flat = buffer.float() / scale if widen else buffer
+            reductions.all_reduce(flat, compressor, kept, transport, options)
             if flat is not buffer:
                 buffer.copy_(flat.mul_(scale))
             if self._scale is not None and not bool(torch.isfinite(buffer).all()):
@@ -111,43 +128,61 @@ class DdpCompression:
 
     def _begin_step(self) -> None:
         """Every rank has the same gradients, so all of them find the same overflow."""
-        for _, feedback in self._buckets.values():
+        for state in self._states():
             if self._overflow:
-                feedback.rollback()
-            feedback.begin()
+                state.rollback()
+            state.begin()
         self._overflow = False
 
-    def _feedback(self, bucket: Any, codec: Codec, policy: AxisPolicy) -> Feedback | None:
-        """The bucket's residuals, with those of its parameters wherever they were before."""
-        if not policy.feedback or codec.lossless or self.group.size() == 1:
-            return None
+    def _kept(self, bucket: Any, compressor: Compressor, policy: AxisPolicy) -> States:
+        """What the bucket keeps, with what its parameters had wherever they were before."""
         parameters = bucket.parameters()
         names = tuple(self._names[p] for p in parameters)
         known = self._buckets.get(bucket.index())
         if known is not None and known[0] == names:
             return known[1]
+        # Buckets have been made anew; those from here on hold other parameters, or are no more.
+        self._buckets = {index: kept for index, kept in self._buckets.items() if index < bucket.index()}
         spans, begin = [], 0
         for name, parameter in zip(names, parameters, strict=True):
-            spans.append(Span(name, begin, begin + parameter.numel()))
+            spans.append(Span(name, begin, begin + parameter.numel(), tuple(parameter.shape)))
             begin += parameter.numel()
-        owner = 0
-        if self.group.size() > 2:
-            start, stop = c.Chunks.of(begin, self.group.size(), codec.granule).bounds(self.group.rank())
-            owner = stop - start
+        axis, size = self._axis, self.group.size()
+        kept = reductions.make_states(
+            spans,
+            begin,
+            self.group,
+            compressor,
+            policy,
+            axis=axis,
+            owns_chunk=size > 2,
+            rollback=self._scale is not None,
+            device=bucket.buffer().device,
+            known=self._qs,
+        )
+        feedback, warm_start = kept
+        if warm_start is not None:
+            self._qs |= warm_start.state_dict()
+        if feedback is not None:
+            self._take_over(feedback, spans)
+        for state in kept:
+            if state is not None:
+                state.begin()
+        self._buckets[bucket.index()] = names, kept
+        return kept
+
+    def _take_over(self, feedback: Feedback, spans: list[Span]) -> None:
+        """Fill new residuals with those that their parameters had."""
         axis = self._axis
-        feedback = Feedback(spans, begin, axis=axis, owner_numel=owner, rollback=self._scale is not None)
         for span in spans:
             target = feedback.sender[span.begin : span.end]
             before = self._live.get(span.name, self._loaded.pop(f"{span.name}@{axis}", None))
             if before is not None:
                 target.copy_(before.reshape(-1))
             self._live[span.name] = target
-        saved = self._loaded.pop(f"{names[0]}@{axis}.owner", None)
-        if saved is not None and saved.numel() == owner:
+        saved = self._loaded.pop(f"{spans[0].name}@{axis}.owner", None)
+        if saved is not None and saved.numel() == feedback.owner.numel():
             feedback.owner.copy_(saved)
-        feedback.begin()
-        self._buckets[bucket.index()] = names, feedback
-        return feedback
 
 
 def compress_ddp(

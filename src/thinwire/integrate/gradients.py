@@ -24,15 +24,17 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from .. import collectives as c
-from ..codecs import Codec
+from ..codecs import Compressor
 from ..collectives.frames import equal_parts
 from ..collectives.options import CallOptions
 from ..collectives.transport import Metered
 from ..errors import CheckpointError, UnsupportedError
-from ..feedback import Feedback, Span
+from ..feedback import Feedback, Span, StepState
 from ..group import ThinwireGroup
 from ..policy import NONE
 from ..torch_names import all_gather_single, reduce_scatter_single
+from ..warm_start import WarmStart
+from . import reductions
 
 
 @dataclass
@@ -62,9 +64,14 @@ class Bucket:
     grad: Tensor = field(default_factory=lambda: torch.empty(0))
     flat: Tensor = field(default_factory=lambda: torch.empty(0))  # fp32 sum over micro-batches, padded
     feedback: Feedback | None = None
+    warm_start: WarmStart | None = None  # of low-rank reductions
     unscaled: bool = False  # the loss scale has been divided out of ``flat`` already
     missing: int = 0  # contributions that have not arrived yet
     work: dist.Work | None = None
+
+    def states(self) -> list[StepState]:
+        """What a step's reduction changes for the next one."""
+        return [state for state in (self.feedback, self.warm_start) if state is not None]
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
@@ -96,7 +103,7 @@ class GradientSync:
     taken by its local shard. group: None or of size 1 means no communication. labels: name -> label; a bucket
     holds parameters of one label and one dtype. sharded: reduce-scatter and gather instead of all-reduce.
     bucket_bytes: a bucket is closed when its fp32 gradients reach this size. rollback: keep what is needed to
-    undo the residual update of a skipped step.
+    undo what a skipped step did to residuals and to what low-rank reductions start from.
     """
 
     def __init__(
@@ -138,8 +145,8 @@ class GradientSync:
             bucket.missing = backwards * len(bucket.members)
             bucket.unscaled = False
             bucket.flat[bucket.members[-1].end :].zero_()  # the last gather's values are still there
-            if bucket.feedback is not None:
-                bucket.feedback.begin()
+            for state in bucket.states():
+                state.begin()
             for member in bucket.members:
                 member.seen = 0
                 member.parameter.grad = None
@@ -176,10 +183,10 @@ class GradientSync:
         """The step was taken."""
 
     def skip(self) -> None:
-        """The step was not taken: residuals go back to what they were before it."""
+        """The step was not taken: residuals, and what low-rank reductions start from, go back to what they were."""
         for bucket in self.buckets:
-            if bucket.feedback is not None:
-                bucket.feedback.rollback()
+            for state in bucket.states():
+                state.rollback()
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -249,15 +256,15 @@ class GradientSync:
         return shard
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Masters by bucket, residuals by parameter, the group's count of calls; this rank's.
+        """Masters by bucket, residuals and Q of low-rank reductions by parameter, the group's count of calls; this rank's.
 
         They share memory with the live ones. Parameters are not in it: with ``difference`` they are what the next
         difference is formed against, so a checkpoint holds them bit for bit, too.
         """
         state = {f"bucket{i}.master": bucket.master for i, bucket in enumerate(self.buckets)}
         for bucket in self.buckets:
-            if bucket.feedback is not None:
-                state |= bucket.feedback.state_dict()
+            for kept in bucket.states():
+                state |= kept.state_dict()
         if isinstance(self.group, ThinwireGroup):
             state["calls"] = self.group.calls
         return state
@@ -295,7 +302,7 @@ class GradientSync:
         if self.sharded and self._size > 1:
             bucket.grad = torch.zeros(numel // self._size, device=bucket.flat.device)
         bucket.master = self._parameter_shard(bucket)
-        bucket.feedback = self._make_feedback(bucket)
+        self._make_states(bucket)
 
     def _arrived(self, bucket: Bucket, member: _Member) -> None:
         if bucket.work is not None or member.seen >= self._backwards:
@@ -327,7 +334,7 @@ class GradientSync:
         op = "reduce_scatter" if self.sharded else "all_reduce"
         nbytes = bucket.flat.numel() * bucket.flat.element_size()
         if isinstance(self.group, ThinwireGroup):
-            codec, policy, message = self.group.look_up(op, bucket.flat.dtype, nbytes)
+            codec, policy, message = self.group.look_up_gradient(op, bucket.flat.dtype, nbytes)
             if codec != NONE:
                 if self._scale != 1.0:
                     bucket.flat.div_(self._scale)  # residuals are unscaled
@@ -340,37 +347,33 @@ class GradientSync:
         else:
             bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
 
-    def _reduction(self, bucket: Bucket, codec: Codec, options: CallOptions) -> Callable[[Metered], None]:
+    def _reduction(
+        self, bucket: Bucket, compressor: Compressor, options: CallOptions
+    ) -> Callable[[Metered], None]:
         """The compressed reduction of a bucket: the sum over the group in ``bucket.grad``."""
-        flat, feedback = bucket.flat, bucket.feedback
-        if not self.sharded:
-            residuals = None if feedback is None else c.Residuals(feedback.sender, feedback.owner)
-            return lambda transport: c.all_reduce(flat, codec, transport, options, residuals=residuals)
-        chunks = c.Chunks(flat.numel(), self._size, bucket.grad.numel())
-        if options.algorithm == "ring":
-            return lambda transport: _assign(
-                bucket.grad, c.ring_reduce_scatter(flat, codec, transport, chunks, options)
-            )
-        residual = None if feedback is None else feedback.sender
-        return lambda transport: _assign(
-            bucket.grad, c.reduce_scatter(flat, codec, transport, chunks, options, residual=residual)
-        )
+        flat, out, kept = bucket.flat, bucket.grad, (bucket.feedback, bucket.warm_start)
+        if self.sharded:
+            return lambda t: reductions.reduce_scatter(flat, out, compressor, kept, t, options)
+        return lambda t: reductions.all_reduce(flat, compressor, kept, t, options)
 
-    def _make_feedback(self, bucket: Bucket) -> Feedback | None:
-        """Residuals of a bucket, where the policy asks for them and the bucket is compressed at all."""
-        if not isinstance(self.group, ThinwireGroup) or self._size == 1:
-            return None
+    def _make_states(self, bucket: Bucket) -> None:
+        """What is kept for a bucket from step to step, as the policy asks for it; nothing if it is not compressed."""
+        if not isinstance(self.group, ThinwireGroup):
+            return
         op = "reduce_scatter" if self.sharded else "all_reduce"
         flat = bucket.flat
-        codec, policy, message = self.group.look_up(op, flat.dtype, flat.numel() * flat.element_size())
-        if codec == NONE or codec.lossless or not policy.feedback:
-            return None
-        owner = 0
-        if not self.sharded:
-            start, stop = c.Chunks.of(flat.numel(), self._size, codec.granule).bounds(self._rank)
-            owner = stop - start
-        spans = [Span(m.name, m.begin, m.end) for m in bucket.members]
-        return Feedback(spans, flat.numel(), axis=message.axis, owner_numel=owner, rollback=self.rollback)
+        compressor, policy, message = self.group.look_up_gradient(op, flat.dtype, flat.nbytes)
+        bucket.feedback, bucket.warm_start = reductions.make_states(
+            [Span(m.name, m.begin, m.end, tuple(local_tensor(m.parameter).shape)) for m in bucket.members],
+            flat.numel(),
+            self.group,
+            compressor,
+            policy,
+            axis=message.axis,
+            owns_chunk=not self.sharded,
+            rollback=self.rollback,
+            device=flat.device,
+        )
 
 
 def _hook(sync: GradientSync, bucket: Bucket, member: _Member) -> Callable[[Tensor], None]:
@@ -383,10 +386,6 @@ def _hook(sync: GradientSync, bucket: Bucket, member: _Member) -> Callable[[Tens
             to._arrived(full, part)
 
     return hook
-
-
-def _assign(target: Tensor, value: Tensor) -> None:
-    target.copy_(value)
 
 
 def _make_buckets(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from rich.console import Console
 
-from ...codecs import parse
+from ...codecs import LowRank, parse
 from ..bench.codec import measure, sample, table
 
 SHOWN = (
@@ -30,3 +30,7 @@ def codecs(specs: tuple[str, ...], repeats: int) -> None:
     with console.status("Measuring ..."):
         rows = [measure(codec, x, repeats) for codec in chosen]
     console.print(table(rows))
+    if not specs:
+        console.print(
+            f"For gradients, in policies only: {LowRank()} (PowerSGD, two rounds, with feedback = true)"
+        )
