@@ -56,7 +56,7 @@ def test_records_say_what_codecs_do() -> None:
     assert record.rms == pytest.approx(1e-6, rel=0.02)
     assert record.zeros == 0
     assert len(record.codecs) == len(LOSSLESS) + len(LOSSY)
-    exponent, int4 = record.codecs["exponent"], record.codecs["int4:block=128,round=nearest"]
+    exponent, int4 = record.codecs["exponent"], record.codecs["int4"]
     assert exponent.rel_l2 == 0
     assert 0.97 * record.exponent_bound < exponent.ratio <= record.exponent_bound
     assert int4.bits == pytest.approx(4.25)

@@ -17,7 +17,8 @@ _LOSSLESS = {"exponent": "#0072b2", "mpc:dim=1": "#56b4e9"}
 _PHASES = {"start": "#c9a227", "middle": "#5aa469", "late": "#3b6ea8"}
 _FAMILIES = {
     "block integers": ("#0072b2", "o", ("int8", "int6", "int5", "int4", "int3", "int2")),
-    "Hadamard, int4": ("#56b4e9", "D", ("hadamard",)),
+    "Hadamard, int4": ("#56b4e9", "D", ("hadamard|int4",)),
+    "integers, Huffman": ("#009e73", "P", ("int8|huffman", "int4|huffman", "int2|huffman")),
     "block floats": ("#d55e00", "s", ("fp8", "mxfp8", "mxfp4", "nvfp4", "e3m0")),
     "zfp": ("#e69f00", "^", ("zfp",)),
     "bf16": ("#868e96", "v", ("bf16",)),

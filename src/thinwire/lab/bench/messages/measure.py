@@ -16,7 +16,7 @@ from .capture import Role
 LOSSLESS = ("exponent", "mpc:dim=1")
 LOSSY = (
     "bf16", "int8", "int6", "int5", "int4", "hadamard|int4", "int3", "int2", "fp8", "mxfp8", "mxfp4", "nvfp4", "e3m0",
-    "sign", "topk", "zfp:rate=8", "zfp:rate=12", "zfp:rate=16", "bounded:rel=0.001",
+    "sign", "topk", "int8|huffman", "int4|huffman", "int2|huffman", "zfp:rate=8", "zfp:rate=12", "zfp:rate=16", "bounded:rel=0.001",
 )  # fmt: skip
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of leading singular values whose share of a gradient's energy is given."""
@@ -50,14 +50,15 @@ class Record:
     order0_bound: float
     """The same for whole 16-bit values; for fp32, for its four bytes each by itself."""
     codecs: dict[str, Coded] = field(default_factory=dict)
+    """By spec, as LOSSLESS and LOSSY have it."""
 
 
 def measure_roles(messages: Mapping[tuple[Role, str], Tensor], precision: str) -> list[Record]:
     """A record for each role and phase."""
     records = []
     for (role, phase), x in messages.items():
-        wanted = [parse(spec) for spec in (*LOSSLESS, *LOSSY)]
-        coded = {str(codec): _code(codec, x) for codec in wanted if x.dtype in codec.dtypes}
+        wanted = {spec: parse(spec) for spec in (*LOSSLESS, *LOSSY)}
+        coded = {spec: _code(codec, x) for spec, codec in wanted.items() if x.dtype in codec.dtypes}
         records.append(
             Record(
                 role=str(role),
