@@ -51,35 +51,31 @@ def sample(rows: int = 2048, columns: int = 1024, seed: int = 0) -> Tensor:
     return torch.randn(rows, columns, generator=rng) * scale
 
 
-def measure(codec: Codec, x: Tensor, repeats: int = 5, threads: int = 1) -> CodecRow:
+def measure(codec: Codec, x: Tensor, repeats: int = 5, threads: int = 1, *, stream: bool = False) -> CodecRow:
     """Time ``codec`` on x (contiguous, on the CPU), and compare x with what comes back.
 
     threads: the tensor is cut at multiples of the codec's granule and each thread codes a part, as collectives do
-    with their chunks.
+    with their chunks. stream: x comes again and again in a stream, so that a stateful codec uses what it remembers.
     """
     flat = x.reshape(-1)
     decoded, copied, total = torch.empty_like(flat), torch.empty_like(flat), torch.zeros(flat.numel())
     spans = _spans(flat.numel(), codec.granule, threads)
     rooms = [torch.empty(codec.max_nbytes(b - a, x.dtype), dtype=torch.uint8) for a, b in spans]
-    payloads = [
-        room[: codec.encode(flat[a:b], room)].clone() for (a, b), room in zip(spans, rooms, strict=True)
+    parts = [
+        _Part(codec, flat[a:b], decoded[a:b], total[a:b], room, stream)
+        for (a, b), room in zip(spans, rooms, strict=True)
     ]
-    parts = list(zip(spans, rooms, payloads, strict=True))
-    each = {
-        "encode": lambda part: codec.encode(flat[slice(*part[0])], part[1]),
-        "decode": lambda part: codec.decode(part[2], decoded[slice(*part[0])]),
-        "add": lambda part: codec.decode_add(part[2], total[slice(*part[0])], x.dtype),
-    }
+    each = {"encode": _Part.encode, "decode": _Part.decode, "add": _Part.decode_add}
     with ThreadPoolExecutor(threads) as pool:
 
-        def spread(work: Callable[[Any], object]) -> Callable[[], object]:
+        def spread(work: Callable[[_Part], object]) -> Callable[[], object]:
             return (lambda: work(parts[0])) if len(parts) == 1 else (lambda: list(pool.map(work, parts)))
 
         calls = [lambda: copied.copy_(flat), *map(spread, each.values())]
         copy_s, encode_s, decode_s, add_s = _alternate(calls, repeats, threads)
-    compared = _compare(flat, decoded, sum(payload.numel() for payload in payloads))
+    compared = _compare(flat, decoded, sum(part.payload.numel() for part in parts))
     return CodecRow(
-        spec=str(codec),
+        spec=f"{codec} in a stream" if stream else str(codec),
         lossless=codec.lossless,
         threads=threads,
         encode_gb_s=x.nbytes / encode_s / 1e9,
@@ -88,6 +84,29 @@ def measure(codec: Codec, x: Tensor, repeats: int = 5, threads: int = 1) -> Code
         copy_gb_s=x.nbytes / copy_s / 1e9,
         **compared,
     )
+
+
+class _Part:
+    """What one thread codes: a run of values, with the states of its stream."""
+
+    def __init__(
+        self, codec: Codec, x: Tensor, decoded: Tensor, total: Tensor, room: Tensor, stream: bool
+    ) -> None:
+        self._codec, self._x, self._decoded, self._total, self._room = codec, x, decoded, total, room
+        self._sender, self._receiver = (codec.new_state() if stream else None for _ in range(2))
+        self.payload = room[: self.encode()].clone()
+        if stream:
+            self.decode()
+            self.payload = room[: self.encode()].clone()
+
+    def encode(self) -> int:
+        return self._codec.encode(self._x, self._room, state=self._sender)
+
+    def decode(self) -> None:
+        self._codec.decode(self.payload, self._decoded, state=self._receiver)
+
+    def decode_add(self) -> None:
+        self._codec.decode_add(self.payload, self._total, self._x.dtype, state=self._receiver)
 
 
 def measure_peer(peer: Peer, x: Tensor, repeats: int = 5) -> CodecRow:

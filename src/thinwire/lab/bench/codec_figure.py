@@ -75,6 +75,6 @@ def speed_against_ratio(rows: Sequence[CodecRow], peers: Sequence[str], cpu: str
 
 def _short(spec: str) -> str:
     """A spec without the parameters that are usual."""
-    for usual in (",round=nearest", ":block=128", "format=e4m3,block=128", "abs=0.0,"):
+    for usual in (",round=nearest", ":block=128", "format=e4m3,block=128", "abs=0.0,", "reuse=64"):
         spec = spec.replace(usual, "")
-    return spec.removesuffix(":")
+    return spec.replace(": ", " ").removesuffix(":")

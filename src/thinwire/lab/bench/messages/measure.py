@@ -16,7 +16,8 @@ from .capture import Role
 LOSSLESS = ("exponent", "mpc:dim=1")
 LOSSY = (
     "bf16", "int8", "int6", "int5", "int4", "hadamard|int4", "int3", "int2", "fp8", "mxfp8", "mxfp4", "nvfp4", "e3m0",
-    "sign", "topk", "int8|huffman", "int4|huffman", "int2|huffman", "zfp:rate=8", "zfp:rate=12", "zfp:rate=16", "bounded:rel=0.001",
+    "sign", "topk", "int8|huffman", "int4|huffman", "int2|huffman", "zfp:rate=8", "zfp:rate=12", "zfp:rate=16",
+    "bounded:rel=0.001",
 )  # fmt: skip
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of leading singular values whose share of a gradient's energy is given."""
