@@ -78,14 +78,14 @@ def codec(
         warm_up(chosen)
     rows = []
     for dtype, nbytes, count in itertools.product(dtypes, numbers, threads):
+        click.echo(f"{dtype}, {nbytes >> 10} KiB, {count} thread(s)", err=True)
         numel = nbytes // _DTYPES[dtype].itemsize
         x = sample(-(-numel // 1024), 1024).reshape(-1)[:numel].to(_DTYPES[dtype])
-        with console.status(f"{dtype}, {nbytes >> 10} KiB, {count} thread(s) ..."):
-            fitting = [c for c in chosen if x.dtype in c.dtypes]
-            rows += [measure(c, x, repeats, count) for c in fitting]
-            rows += [measure(c, x, repeats, count, stream=True) for c in fitting if c.stateful]
-            if count == 1:
-                rows += [measure_peer(peer, x, repeats) for peer in others if x.dtype in peer.dtypes]
+        fitting = [c for c in chosen if x.dtype in c.dtypes]
+        rows += [measure(c, x, repeats, count) for c in fitting]
+        rows += [measure(c, x, repeats, count, stream=True) for c in fitting if c.stateful]
+        if count == 1:
+            rows += [measure_peer(peer, x, repeats) for peer in others if x.dtype in peer.dtypes]
     host = environment()
     result = {"environment": host, "command": command_line(), "repeats": repeats}
     write_json(out / "result.json", {**result, "rows": [dataclasses.asdict(row) for row in rows]})
