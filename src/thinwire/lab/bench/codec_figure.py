@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..report.style import INK, MUTED, house_style, new_figure, set_title
+from ..report.style import MUTED, house_style, name_points, new_figure, set_title
 from .codec import CodecRow
 
 _LINKS = {"1 Gbit/s": 1e9 / 8, "10 Gbit/s": 10e9 / 8, "100 Gbit/s": 100e9 / 8}
@@ -39,29 +39,27 @@ def speed_against_ratio(rows: Sequence[CodecRow], peers: Sequence[str], cpu: str
         figure.subplots_adjust(left=0.085, right=0.97, bottom=0.1, top=top)
         shown = [row for row in rows if row.ratio > 1]
         highest = 1.6 * max(row.ratio for row in shown)
+        lowest, fastest = (f(round_trip_gb_s(row) for row in shown) for f in (min, max))
+        lowest, fastest = lowest / 1.5, fastest * 8
         ratios = np.geomspace(1.02, highest, 200)
         for name, link in _LINKS.items():
             line = [least_gb_s(link, ratio) for ratio in ratios]
             axes.plot(ratios, line, color=MUTED, linewidth=0.9, linestyle=":")
-            axes.annotate(name, (ratios[-1], line[-1]), ha="right", va="bottom", fontsize=9, color=MUTED)
+            if lowest < line[-1] < fastest:
+                axes.annotate(name, (ratios[-1], line[-1]), ha="right", va="bottom", fontsize=9, color=MUTED)
         for row in shown:
             peer = row.spec in peers
             colour = _PEER if peer else _LOSSLESS if row.lossless else _LOSSY
             y = round_trip_gb_s(row)
             axes.plot(row.ratio, y, marker="D" if peer else "o", color=colour, markersize=5)
-            axes.annotate(
-                _short(row.spec),
-                (row.ratio, y),
-                xytext=(4, 3),
-                textcoords="offset points",
-                fontsize=8,
-                color=INK,
-            )
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(1, highest)
+        axes.set_ylim(lowest, fastest)
         ticks = [t for t in (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128) if t <= highest]
         axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+        powers = [t for t in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100) if lowest <= t <= fastest]
+        axes.set_yticks(powers, [f"{t:g}" for t in powers])
         axes.minorticks_off()
         axes.set_xlabel("ratio (raw bytes / payload bytes)")
         axes.set_ylabel("encode then decode (GB/s of the tensor)")
@@ -70,6 +68,7 @@ def speed_against_ratio(rows: Sequence[CodecRow], peers: Sequence[str], cpu: str
         ):  # fmt: skip
             axes.plot([], [], color=colour, marker=marker, linestyle="none", markersize=5, label=label)
         axes.legend(loc="upper right", fontsize=9)
+        name_points(axes, [(row.ratio, round_trip_gb_s(row), _short(row.spec)) for row in shown])
     return figure
 
 

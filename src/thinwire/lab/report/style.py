@@ -10,8 +10,11 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib import font_manager
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 WIDTH_IN = 8.0
 DPI = 200  # 1600 pixels wide
@@ -172,6 +175,38 @@ def end_labels(axes: Any, ends: Sequence[tuple[str, float, Look]]) -> None:
             1.07, place, words, transform=axes.transAxes, va="center", color=look.text, fontsize=size,
             fontweight="bold" if look.width > 2 else "normal", parse_math=False,
         )  # fmt: skip
+
+
+_BESIDE = [
+    (dx, dy, side)
+    for dy in (3, -10, 11, -18, 19, -26, 27, -34, 35, -42, 43)
+    for dx, side in ((5, "left"), (-5, "right"))
+]
+"""Where the name of a point may stand, in printer's points from it: the first that is free is taken."""
+
+
+def name_points(axes: Any, points: Sequence[tuple[float, float, str]], size: float = 8) -> None:
+    """Write a name beside each (x, y), clear of other names and points where there is room. Limits must be set before."""
+    canvas: Any = FigureCanvasAgg(axes.figure)
+    renderer = canvas.get_renderer()
+    axes.figure.draw_without_rendering()
+    taken = [
+        Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in axes.transData.transform([p[:2] for p in points])
+    ]
+    inside = axes.get_window_extent()
+    for x, y, name in sorted(points, key=lambda point: -point[1]):
+        for dx, dy, side in _BESIDE:
+            text = axes.annotate(
+                name, (x, y), xytext=(dx, dy), textcoords="offset points", ha=side, fontsize=size, color=INK,
+                arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "shrinkA": 0} if abs(dy) > 10 else None,
+            )  # fmt: skip
+            text.update_positions(renderer)
+            box = Text.get_window_extent(text, renderer)  # without its arrow
+            free = inside.x0 <= box.x0 and box.x1 <= inside.x1 and not box.count_overlaps(taken)
+            if free or (dx, dy, side) == _BESIDE[-1]:
+                taken.append(box)
+                break
+            text.remove()
 
 
 def bar_rows(axes: Any, names: Sequence[str], strong: str | None = None) -> None:
