@@ -22,7 +22,7 @@ SPECS = (
     "zfp:rate=8", "zfp:rate=32", "zfp:rate=64", "mpc:dim=1", "mpc:dim=32", "exponent", "exponent:reuse=0",
     "fp8", "fp8:e5m2,block=32", "e3m0", "mxfp8", "mxfp8:e5m2", "mxfp4", "nvfp4", "sign", "sign:block=96", "topk",
     "topk:k=7,bits=2", "bounded:abs=0.01", "bounded:rel=0.001",
-    "hadamard|int4", "hadamard:block=32|int8:block=96", "hadamard|nvfp4",
+    "hadamard|int4", "hadamard:block=32|int8:block=96",
     "int8|huffman", "int6:round=stochastic|huffman", "hadamard|int4|huffman", "nvfp4|huffman", "topk|huffman",
     "fp16|huffman",
 )  # fmt: skip

@@ -31,7 +31,7 @@ def message(dtype: torch.dtype, n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("rate", "dtype"),
-    [(rate, torch.float32) for rate in (3, 8, 12, 16, 31)] + [(8, torch.float16), (12, torch.bfloat16)],
+    [(rate, torch.float32) for rate in (3, 8, 31)] + [(8, torch.float16), (12, torch.bfloat16)],
     ids=str,
 )
 def test_bytes_values_and_sums(rate: int, dtype: torch.dtype) -> None:
