@@ -51,7 +51,7 @@ def test_missing_and_empty_data(tmp_path: Path) -> None:
 
 def test_a_link_without_root_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "available", lambda: "user id is not 0")
-    with pytest.raises(NetworkError, match="As root, or add --paced"):
+    with pytest.raises(NetworkError, match="Run as root, or, where a command has it, with --paced"):
         run("train", "--steps", "1", "--model", "tiny", "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

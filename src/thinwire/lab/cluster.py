@@ -114,7 +114,9 @@ def cluster(
         return
     reason = available()
     if reason is not None:
-        raise NetworkError(f"--link {link} needs an emulated network: {reason}. As root, or add --paced")
+        raise NetworkError(
+            f"links of {link} need an emulated network: {reason}. Run as root, or, where a command has it, with --paced"
+        )
     with Network(topology) as network:
         calibration, notes = None, []
         if hosts > 1:

@@ -120,7 +120,7 @@ def calibration(result: Result, summary: Summary) -> Figure | None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sizes))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticklabels([_binary(size) for size in sizes], rotation=0 if len(sizes) <= 12 else 45)
+    axes.set_xticklabels([text.binary(size) for size in sizes], rotation=0 if len(sizes) <= 12 else 45)
     axes.set_ylim(0, max(*goodput, nominal or 0.0) * 1.2)
     axes.set_xlabel("message size")
     axes.set_ylabel("goodput (Mbit/s)")
@@ -142,19 +142,12 @@ def _messages_title(kinds: list[MessageKind], total: float) -> str:
 def _calibration_title(points: list[Calibration], nominal: float | None) -> str:
     large = [c for c in points if c.nbytes >= _LARGE]
     if nominal is None or not large:
-        return f"{_binary(points[-1].nbytes)} cross the link at {_mbit(points[-1].goodput_bit_s / 1e6)}"
+        return f"{text.binary(points[-1].nbytes)} cross the link at {_mbit(points[-1].goodput_bit_s / 1e6)}"
     worst = max(abs(c.goodput_bit_s / 1e6 / nominal - 1) for c in large)
     if worst <= _TOLERANCE:
-        return f"From {_binary(_LARGE)} on, goodput is within {100 * worst:.0f} % of the nominal {_mbit(nominal)}"
-    return f"From {_binary(_LARGE)} on, goodput is up to {100 * worst:.0f} % off the nominal {_mbit(nominal)}"
+        return f"From {text.binary(_LARGE)} on, goodput is within {100 * worst:.0f} % of the nominal {_mbit(nominal)}"
+    return f"From {text.binary(_LARGE)} on, goodput is up to {100 * worst:.0f} % off the nominal {_mbit(nominal)}"
 
 
 def _mbit(value: float) -> str:
     return text.rate(1e6 * value)
-
-
-def _binary(size: int) -> str:
-    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= scale:
-            return f"{size / scale:g} {unit}" if size % scale == 0 else f"{size / scale:.1f} {unit}"
-    return f"{size} B"

@@ -27,6 +27,7 @@ _POLICIES: dict[str, tuple[str, Any]] = {
     "none": ("#24292f", _SOLID),
     "plain": ("#24292f", _DASHES[1]),
     "bf16": ("#868e96", _DASHES[0]),
+    "plain bf16": ("#868e96", _DASHES[1]),
     "balanced": ("#0072b2", _SOLID),
     "aggressive": ("#d55e00", _SOLID),
     "lossless": ("#009e73", _SOLID),

@@ -21,6 +21,14 @@ def nbytes(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def binary(size: int) -> str:
+    """Bytes with a binary unit, as the sizes of messages are chosen: 64 KiB."""
+    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size / scale:g} {unit}" if size % scale == 0 else f"{size / scale:.1f} {unit}"
+    return f"{size} B"
+
+
 def significant(value: float, digits: int = 3) -> str:
     """``value`` with ``digits`` significant digits and no exponent: 0.0312, 3.12, 312, 31200."""
     if not math.isfinite(value):

@@ -1,0 +1,160 @@
+"""``thinwire bench collective``: time, bytes and error of collectives."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from ....codecs import parse
+from ....errors import LayoutError, MismatchError
+from ...bench.collective import OPS, Plan, contenders, describe, run
+from ...bench.dtypes import DTYPES
+from ...bench.record import command_line, environment, write_json
+from ...cluster import cluster
+from ...net import parse_rate
+from ...report import text
+from ..options import compile_kernels
+from ..progress import steps_progress
+from .sizes import size
+
+_CODECS = ("none", "bf16", "int8", "int4", "exponent", "zfp:rate=8")
+
+
+@click.command()
+@click.option(
+    "--op",
+    "ops",
+    type=click.Choice(list(OPS)),
+    multiple=True,
+    default=tuple(OPS),
+    show_default=True,
+    help="May be repeated. send_recv: every rank to the next one, both ways at once.",
+)
+@click.option(
+    "--codec",
+    "codecs",
+    multiple=True,
+    metavar="SPEC",
+    help=f"On all messages, may be repeated. Default, without --policy: {', '.join(_CODECS)}.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    help="A preset or TOML file, for a data-parallel group; may be repeated.",
+)
+@click.option("--size", "sizes", type=size, multiple=True, help="Size of the message, may be repeated.")
+@click.option(
+    "--min", "least", type=size, default="1KiB", show_default=True, help="Without --size: the smallest, ..."
+)
+@click.option(
+    "--max", "most", type=size, default="64MiB", show_default=True, help="... times 4, up to this one."
+)
+@click.option("--dtype", type=click.Choice(sorted(DTYPES)), default="fp32", show_default=True)
+@click.option("--ranks", type=click.IntRange(1), default=4, show_default=True)
+@click.option(
+    "--hosts",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Emulated hosts, with --rate (needs root). One: the ranks talk over the loopback.",
+)
+@click.option(
+    "--rate", default="none", show_default=True, metavar="RATE", help="Of each host's link, e.g. 200mbit."
+)
+@click.option(
+    "--warmup", type=click.IntRange(0), default=2, show_default=True, help="Samples that do not count."
+)
+@click.option("--repeats", type=click.IntRange(1), default=7, show_default=True, help="Samples that count.")
+@click.option(
+    "--calls",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Calls in a sample, one after the other; its time is their mean.",
+)
+@click.option("--control", is_flag=True, help="A second plain group: how far it is from the first is noise.")
+@click.option(
+    "--check", is_flag=True, help="All ranks end with the same bits, repeats give the same bits: or error."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for result.json and a figure for each op."
+)
+def collective(
+    ops: tuple[str, ...],
+    codecs: tuple[str, ...],
+    policies: tuple[str, ...],
+    sizes: tuple[int, ...],
+    least: int,
+    most: int,
+    dtype: str,
+    ranks: int,
+    hosts: int,
+    rate: str,
+    warmup: int,
+    repeats: int,
+    calls: int,
+    control: bool,
+    check: bool,
+    out: Path | None,
+) -> None:
+    """Time, bandwidth, wire bytes and error of collectives, by message size, for several codecs in turns.
+
+    Always among them: plain (torch.distributed over gloo), plain bf16 (cast, plain, cast back) and none (a thinwire group
+    that compresses nothing). Sizes, algorithm and bus bandwidth as nccl-tests define them; time is the slowest rank's
+    median; wire bytes are counted at the transport. x link: time over (wire bytes / link rate), where every rank has a
+    host of its own.
+    """
+    if (hosts > 1) != (parse_rate(rate) is not None):
+        raise LayoutError(
+            f"--hosts {hosts} --rate {rate}: two hosts or more need a rate, and one host has no link; give both or neither"
+        )
+    chosen = codecs or (() if policies else _CODECS)
+    named = contenders([(spec, parse(spec)) for spec in chosen], policies, dtype, control)
+    plan = Plan(named, ops, sizes or _powers(least, most), ranks, dtype, warmup, repeats, calls, check)
+    console = Console(stderr=True)
+    load = os.getloadavg()[0]
+    compile_kernels(console, [c.policy for c in named if c.policy is not None])
+    with cluster(ranks, hosts, rate) as places:
+        console.print(f"network: {places.emulation}. {places.note}")
+        with steps_progress(console) as update:
+            rows, broken = run(plan, places, update)
+        record = {
+            "environment": environment(),
+            "command": command_line(),
+            "load_average_before": load,
+            **describe(plan, places),
+            "broken_promises": broken,
+            "rows": [{**dataclasses.asdict(row), "x_link": row.x_link} for row in rows],
+        }
+    # Analysis needs matplotlib: not for --help.
+    from ...bench.collective.figures import write_figures
+    from ...bench.collective.table import WIDTH, table
+
+    shown = Console(width=max(Console().width, WIDTH))
+    for op in ops:
+        shown.print(table([row for row in rows if row.op == op]))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "result.json", record)
+        link = f"{hosts} hosts, {text.rate(parse_rate(rate))} links" if hosts > 1 else "loopback"
+        paths = write_figures(rows, f"{ranks} ranks, {dtype}, {link}", out)
+        click.echo(f"wrote {out}/result.json, {', '.join(path.name for path in paths)}")
+    if broken:
+        raise MismatchError("--check: " + "; ".join(broken))
+
+
+def _powers(least: int, most: int) -> tuple[int, ...]:
+    """least, 4 * least, ... up to most."""
+    sizes = []
+    while least <= most:
+        sizes.append(least)
+        least *= 4
+    if not sizes:
+        raise click.UsageError("--min is larger than --max")
+    return tuple(sizes)
