@@ -20,6 +20,7 @@ from .collectives.options import CallOptions
 from .errors import ThinwireError
 from .group import GroupOptions, ThinwireGroup, register
 from .integrate.ddp import DdpCompression, compress_ddp
+from .integrate.fsdp import FsdpCompression, compress_fsdp
 from .integrate.gradients import Bucket, GradientSync
 from .integrate.mesh import groups, init_mesh
 from .policy import AxisPolicy, Policy
@@ -35,6 +36,7 @@ __all__ = [
     "CallOptions",
     "Codec",
     "DdpCompression",
+    "FsdpCompression",
     "GradientSync",
     "GroupOptions",
     "Policy",
@@ -45,6 +47,7 @@ __all__ = [
     "all_to_all",
     "broadcast",
     "compress_ddp",
+    "compress_fsdp",
     "groups",
     "init_mesh",
     "list_codecs",

@@ -2,7 +2,8 @@
 
 Residuals are held unscaled (a loss scale moves), in fp32, per (parameter name, axis): buckets may be rebuilt,
 names stay. Two-shot reduction has two: the sender's, and at the owner of a chunk that of the second encoding.
-They cost 4 bytes a parameter and rank, 8 where skipped steps must be undone.
+They cost 4 bytes a parameter and rank, 8 where skipped steps must be undone; half of that if they are held in bf16,
+rounded to nearest even between steps.
 """
 
 from __future__ import annotations
@@ -71,15 +72,24 @@ class StepState:
 class Feedback(StepState):
     """The residuals of one flat message of ``numel`` values.
 
-    owner_numel: length of this rank's chunk if the message is all-reduced, 0 if it is reduce-scattered.
+    owner_numel: length of this rank's chunk if the message is all-reduced, 0 if it is reduce-scattered. dtype, device:
+    of the sender's; whoever holds it in another dtype than fp32 compensates in fp32 all the same.
     """
 
     def __init__(
-        self, spans: Sequence[Span], numel: int, *, axis: str, owner_numel: int = 0, rollback: bool = False
+        self,
+        spans: Sequence[Span],
+        numel: int,
+        *,
+        axis: str,
+        owner_numel: int = 0,
+        rollback: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
     ) -> None:
         self._spans = tuple(spans)
         self._axis = axis
-        self.sender = torch.zeros(numel)
+        self.sender = torch.zeros(numel, dtype=dtype, device=device)
         self.owner = torch.zeros(owner_numel)
         super().__init__("residual", (self.sender, self.owner), rollback)
 

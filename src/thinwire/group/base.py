@@ -139,7 +139,7 @@ class GroupBase(dist.ProcessGroup):
                 raise PolicyError(
                     f"policy {self.policy.name}, axis {axis}: error feedback needs to know the parameters, which a "
                     "bare group does not see; use thinwire.GradientSync, thinwire.compress_ddp for "
-                    "DistributedDataParallel, or a policy with feedback = false"
+                    "DistributedDataParallel, thinwire.compress_fsdp for FSDP2, or a policy with feedback = false"
                 )
             if policy.difference and not self.options.feedback_by_caller:
                 raise PolicyError(

@@ -30,10 +30,11 @@ def init_mesh(
     """A DeviceMesh with a thinwire group per axis, outermost axis first.
 
     sizes: axis (``dp``, ``tp``, ``pp``, ...) -> number of ranks. feedback: whether the caller reduces gradients
-    through :class:`~thinwire.integrate.gradients.GradientSync`, which runs error feedback; if not, a policy
-    that asks for it is refused. options: inner backend, time-out and what else the groups share; policy,
-    axes, roles, seed and inline (for tp, whose callers wait at once) are set here. backend: a name given to
-    :func:`thinwire.group.register`. Needs an initialised default process group, of any backend.
+    through :class:`~thinwire.integrate.gradients.GradientSync`, :func:`~thinwire.integrate.ddp.compress_ddp` or
+    :func:`~thinwire.integrate.fsdp.compress_fsdp`, which run error feedback; if not, a policy that asks for it is
+    refused. options: inner backend, time-out and what else the groups share; policy, axes, roles, seed and inline (for
+    tp, whose callers wait at once) are set here. backend: a name given to :func:`thinwire.group.register`. Needs an
+    initialised default process group, of any backend.
     """
     loaded = load(policy)
     for axis in sizes:

@@ -20,6 +20,18 @@ from thinwire.group import ThinwireGroup
 from thinwire.integrate.mesh import groups
 from thinwire.lab.train import TrainConfig, Trainer, build_mesh
 from thinwire.launch import run_ranks
+from thinwire.policy import Policy, from_dict
+
+# What FSDP2 sends: residuals, and rounding that depends on the step.
+SHARDED = from_dict(
+    {
+        "axis": {
+            "dp": {"reduce": "int4:block=128,round=stochastic", "feedback": True},
+            "zero": {"gather": "int8:block=128,round=stochastic"},
+        }
+    },
+    "sharded",
+)
 
 
 def make_trainer(config: TrainConfig, policy: str | None = None, mesh: DeviceMesh | None = None) -> Trainer:
@@ -32,7 +44,7 @@ def losses(trainer: Trainer, steps: int) -> list[float]:
 
 
 def _resume(
-    rank: int, world: int, folder: Path, runs: list[tuple[TrainConfig, str | None]], report: Any
+    rank: int, world: int, folder: Path, runs: list[tuple[TrainConfig, Policy | str | None]], report: Any
 ) -> list[Any]:
     results = []
     for i, (config, policy) in enumerate(runs):
@@ -67,6 +79,8 @@ def test_resume_is_bit_exact(tmp_path: Path) -> None:
         (settings("dp=2,tp=2", zero=3, precision="bf16"), None),
         (settings("dp=2,tp=2"), "balanced"),
         (settings("dp=2,pp=2", zero=0), "balanced"),
+        (settings("dp=2,pp=2", zero=2, schedule="zbv"), SHARDED),
+        (settings("dp=2,tp=2", zero=3, precision="fp16"), SHARDED),
     ]
     for results in run_ranks(_resume, 4, tmp_path, runs, timeout=200, preload=PRELOAD):
         for expected, resumed in results:

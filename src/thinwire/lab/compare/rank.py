@@ -49,7 +49,6 @@ class Contestant:
             config.layout.mesh_sizes(),
             policy,
             seed=config.seed,
-            feedback=config.zero < 2,
             backend=wiring.backend,
             options=wiring.options,
         )

@@ -11,15 +11,14 @@ from thinwire.policy import Policy
 from .layout import Layout
 
 
-def build_mesh(layout: Layout, policy: Policy | str | None = None, *, feedback: bool = True) -> DeviceMesh:
+def build_mesh(layout: Layout, policy: Policy | str | None = None) -> DeviceMesh:
     """A mesh over all ranks, one axis after the other as in ``Layout.mesh_sizes``.
 
-    policy: what the groups' messages go through; None: torch's own groups. feedback: as in ``init_mesh``; False
-    for ZeRO 2 and 3, whose gradients do not pass through ``GradientSync``.
+    policy: what the groups' messages go through; None: torch's own groups.
     """
     sizes = layout.mesh_sizes()
     if policy is not None:
-        return init_mesh(sizes, policy, feedback=feedback)
+        return init_mesh(sizes, policy)
     return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 

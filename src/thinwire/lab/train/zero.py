@@ -1,6 +1,7 @@
 """Who holds which part of gradients and optimizer state: ZeRO stages 0 to 3 (Rajbhandari et al. 2020).
 
-0 and 1 stand on ``GradientSync``: flat buckets, all-reduced (replicas) or reduce-scattered. 2 and 3 are FSDP2.
+0 and 1 stand on ``GradientSync``: flat buckets, all-reduced (replicas) or reduce-scattered. 2 and 3 are FSDP2, over
+thinwire's groups with ``compress_fsdp``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from thinwire.errors import UnsupportedError
+from thinwire.group import ThinwireGroup
+from thinwire.integrate.fsdp import FsdpCompression, compress_fsdp
 from thinwire.integrate.gradients import GradientSync
 from thinwire.integrate.roles import as_role
 
@@ -171,8 +174,12 @@ class FsdpUpdate:
         self._tp = axis_group(mesh, "tp")
         self._owns_copy = axis_rank(mesh, "tp") == 0
         self._scale = 1.0
+        self._compressions: list[FsdpCompression] = []
         for stage in stages:
             _shard_stage(stage, mesh, config)
+            if isinstance(axis_group(mesh, "dp"), ThinwireGroup):
+                # Any precision can overflow, and a residual must not keep what was skipped.
+                self._compressions.append(compress_fsdp(stage, scale=lambda: self._scale, rollback=True))
         self._parameters = _parameters(stages)
         self._optimizer = make_adamw(
             [p for _, p in self._parameters if p.ndim > 1],
@@ -214,6 +221,8 @@ class FsdpUpdate:
         self._optimizer.step()
 
     def skip(self) -> None:
+        for compression in self._compressions:
+            compression.skip()
         self._optimizer.zero_grad()
 
     def weights(self) -> dict[str, Tensor]:
@@ -223,11 +232,16 @@ class FsdpUpdate:
         raise UnsupportedError("FSDP shards gradients; use zero=0 to see them whole")
 
     def state(self) -> dict[str, Tensor]:
-        return {
+        state = {
             f"{name}.{key}": tensor
             for name, p in self._parameters
             for key, tensor in self._optimizer.state[p].items()
         }
+        # Every rank has residuals of its own.
+        for i, compression in enumerate(self._compressions):
+            kept = compression.state_dict()
+            state |= {f"rank{dist.get_rank()}.stage{i}.{name}": tensor for name, tensor in kept.items()}
+        return state
 
     def weights_changed(self) -> None:
         pass

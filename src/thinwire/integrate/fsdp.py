@@ -1,0 +1,315 @@
+"""FSDP2 with error feedback: the two collectives of ``fully_shard``, by somebody who knows the parameters.
+
+Without it FSDP2 runs over a thinwire group as it is, with any policy that asks for no feedback. ::
+
+    dist.init_process_group("thinwire", pg_options=GroupOptions(policy="balanced", feedback_by_caller=True))
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    compression = thinwire.compress_fsdp(model)
+
+Gradients are reduce-scattered with the sender's residual, kept by parameter. Parameters are encoded from the shards, which
+stay exact, so no error adds up; every rank computes with the decoded bits, the owner of a shard, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .. import collectives as c
+from ..codecs import Codec, Compressor
+from ..collectives.frames import equal_parts
+from ..collectives.options import CallOptions, derive_seed
+from ..collectives.transport import Metered
+from ..errors import CheckpointError, UnsupportedError
+from ..feedback import Feedback, Span
+from ..policy import NONE, AxisPolicy
+from ..torch_names import all_gather_single, reduce_scatter_single
+from . import reductions
+from .fsdp_units import Member, Unit, columns, put, take, units_of
+
+# Parts of seeds; groups count their own calls under 0 and 1.
+_GATHER, _REDUCE = 2, 3
+
+
+class FsdpCompression:
+    """What compressed FSDP2 keeps from step to step: residuals by parameter name, and the number of steps.
+
+    A step is what lies between the first forward pass after gradients were reduced and the next such pass; reduce them
+    once in it (``set_requires_gradient_sync(False)`` for all micro-batches but the last). Stochastic rounding of parameters
+    is the same in all gathers of a step, so that the backward pass sees what the forward pass saw.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[Unit],
+        *,
+        scale: Callable[[], float] | None,
+        rollback: bool,
+        residual_dtype: torch.dtype,
+    ) -> None:
+        self._scale = scale
+        self._rollback = rollback or scale is not None
+        self._residual_dtype = residual_dtype
+        self._residuals: dict[str, Feedback] = {}
+        self._changed: set[str] = set()  # residuals that this step has changed
+        self._reductions = 0  # of this step
+        self._step_scale = 1.0
+        self._steps = torch.zeros(1, dtype=torch.int64)
+        for unit in units:
+            self._take_over(unit)
+        # Before FSDP's own hook, which gathers the first parameters of the step.
+        model.register_forward_pre_hook(lambda *_: self._end_step(), prepend=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of residuals in bytes, copies for skipped steps included: all parameters', on every rank."""
+        return sum(feedback.nbytes for feedback in self._residuals.values())
+
+    def skip(self) -> None:
+        """The step was not taken: residuals go back to what they were before it.
+
+        Call it on every rank, before the next forward pass; not needed where ``scale`` tells it. Raises RuntimeError
+        if no copies are kept (``rollback=True``).
+        """
+        self._undo()
+        self._end_step()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Residuals ``NAME@AXIS`` (flat) and ``steps``, sharing memory with the live ones. Ends the step.
+
+        They are this rank's: in a distributed checkpoint, their names need the rank.
+        """
+        self._end_step()
+        state = {"steps": self._steps}
+        for feedback in self._residuals.values():
+            state |= feedback.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take tensors back, by name. Raises CheckpointError for a missing one or another size."""
+        live = self.state_dict()
+        for name, tensor in live.items():
+            saved = state.get(name)
+            if saved is None or saved.numel() != tensor.numel():
+                found = "nothing" if saved is None else f"{saved.numel()} values"
+                raise CheckpointError(
+                    f"FSDP compression state {name}: {tensor.numel()} values expected, {found} found; resume with the model "
+                    "and the policy that the checkpoint was written with"
+                )
+        for name, tensor in live.items():
+            tensor.copy_(state[name].reshape(tensor.shape))
+
+    def gather(
+        self, unit: Unit, output: Tensor, shard: Tensor, group: Any, async_op: bool
+    ) -> dist.Work | None:
+        """Fill output (a message of parameters) with every rank's shard, which is this rank's part of it.
+
+        FSDP waits for any Work that it gets before it uses what was gathered. On the CPU there always is one, so that
+        gathers travel while the layer before computes.
+        """
+        _check_group(unit, group)
+        codec, policy, message = unit.group.look_up(
+            "all_gather", output.dtype, output.nbytes, role="parameter"
+        )
+        if codec == NONE:
+            with unit.group.role("parameter"):
+                work: dist.Work | None = all_gather_single(
+                    output, shard, group=group, async_op=async_op or output.device.type == "cpu"
+                )
+                return work
+        seed = derive_seed(unit.group.options.seed, _GATHER, int(self._steps), unit.index)
+        outs, options = equal_parts(output, group.size()), CallOptions(seed=seed, algorithm=policy.algorithm)
+
+        def call(transport: Metered) -> None:
+            c.all_gather(shard, outs, codec, transport, options)
+
+        return unit.group.submit(message, call, output)
+
+    def reduce(self, unit: Unit, output: Tensor, gradients: Tensor, group: Any, op: Any) -> None:
+        """Fill output, this rank's part of a message of gradients, with their sum or mean over the ranks."""
+        _check_group(unit, group)
+        compressor, policy, message = unit.group.look_up_gradient(
+            "reduce_scatter", gradients.dtype, gradients.nbytes
+        )
+        scale = self._step_scale = self._scale() if self._scale is not None else 1.0
+        self._reductions += 1
+        if not isinstance(compressor, Codec) or compressor == NONE:
+            with unit.group.role("gradient"):
+                reduce_scatter_single(output, gradients, op=op, group=group)
+            return
+        mean, total = (bool(op == linear) for linear in (dist.ReduceOp.AVG, dist.ReduceOp.SUM))
+        if not (mean or total):
+            raise UnsupportedError(
+                f"FSDP unit {unit.name}: gradients are summed or averaged, not reduced by {op}; with "
+                "set_gradient_divide_factor, call set_force_sum_reduction_for_comms(True), too"
+            )
+        seed = derive_seed(unit.group.options.seed, _REDUCE, int(self._steps), self._reductions)
+        options = CallOptions(mean=mean, seed=seed, algorithm=policy.algorithm)
+        members = self._begin(unit, gradients) if _has_residual(compressor, policy) else ()
+
+        def call(transport: Metered) -> None:
+            if not members:
+                reductions.coded_reduce_scatter(gradients, output, compressor, None, transport, options)
+                return
+            # Residuals are unscaled.
+            flat = gradients.float() / scale if scale != 1.0 else gradients
+            residual = torch.zeros(flat.numel(), device=flat.device)
+            for member, part in columns(residual, members, transport.size):
+                put(part, self._residuals[member.name].sender)
+            reductions.coded_reduce_scatter(flat, output, compressor, residual, transport, options)
+            for member, part in columns(residual, members, transport.size):
+                take(part, self._residuals[member.name].sender)
+            if scale != 1.0:
+                output.mul_(scale)
+
+        # FSDP ignores the Work and reads the output at once.
+        unit.group.submit(message, call, output).wait()
+
+    def _take_over(self, unit: Unit) -> None:
+        nbytes = unit.gradient_numel(unit.trained()) * unit.dtype.itemsize
+        compressor, policy, _ = unit.group.look_up_gradient("reduce_scatter", unit.dtype, nbytes)
+        if _has_residual(compressor, policy):
+            for member in unit.trained():
+                self._residual(unit, member)
+        module: Any = unit.module
+        module.set_custom_all_gather(_AllGather(self, unit))
+        module.set_custom_reduce_scatter(_ReduceScatter(self, unit))
+
+    def _residual(self, unit: Unit, member: Member) -> Feedback:
+        """The residual of a parameter; zeros for one that was frozen until now."""
+        feedback = self._residuals.get(member.name)
+        if feedback is None:
+            feedback = self._residuals[member.name] = Feedback(
+                [Span(member.name, 0, member.numel)],
+                member.numel,
+                axis=unit.group.axis("reduce_scatter"),
+                rollback=self._rollback,
+                dtype=self._residual_dtype,
+                device=unit.device,
+            )
+        return feedback
+
+    def _begin(self, unit: Unit, gradients: Tensor) -> tuple[Member, ...]:
+        """The parameters in a message, their residuals ready to be changed."""
+        members = unit.trained()
+        expected = unit.gradient_numel(members)
+        if gradients.numel() != expected:
+            raise UnsupportedError(
+                f"FSDP unit {unit.name}: {expected} values of gradients expected, {gradients.numel()} found: a parameter "
+                "got no gradient, and error feedback has to know which; freeze it with requires_grad_(False), or call "
+                "set_reduce_scatter_unused_params(True)"
+            )
+        for member in members:
+            feedback = self._residual(unit, member)
+            if member.name not in self._changed:
+                feedback.begin()
+                self._changed.add(member.name)
+        return members
+
+    def _end_step(self) -> None:
+        """Before parameters are gathered for the next one. A loss scale that has fallen says that it was skipped."""
+        if self._reductions == 0:
+            return
+        if self._scale is not None and self._scale() < self._step_scale:
+            self._undo()
+        self._reductions = 0
+        self._changed.clear()
+        self._steps += 1
+
+    def _undo(self) -> None:
+        for name in self._changed:
+            self._residuals[name].rollback()
+        self._changed.clear()
+
+
+class _Allocates:
+    """How FSDP gets the buffer of a message: as without us."""
+
+    def __init__(self, compression: FsdpCompression, unit: Unit) -> None:
+        self._compression = compression
+        self._unit = unit
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _AllGather(_Allocates):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        return self._compression.gather(self._unit, output_tensor, input_tensor, group, async_op)
+
+
+class _ReduceScatter(_Allocates):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> dist.Work:
+        self._compression.reduce(self._unit, output_tensor, input_tensor, group, op)
+        return c.done(output_tensor)
+
+
+def _has_residual(compressor: Compressor, policy: AxisPolicy) -> bool:
+    return policy.feedback and not compressor.lossless
+
+
+def _check_group(unit: Unit, group: Any) -> None:
+    if group is not unit.group:
+        raise UnsupportedError(
+            f"FSDP unit {unit.name} uses another group than the one that compress_fsdp has seen; give fully_shard "
+            "reshard_after_forward=True or False instead of a number, and leave out set_separate_reduce_scatter_group"
+        )
+
+
+def _check_policy(unit: Unit) -> None:
+    """Raise UnsupportedError for what FSDP2's messages do not allow, whatever their dtype."""
+    policy = unit.group.policy
+    axis = unit.group.axis("reduce_scatter")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        compressor = policy.axis(axis).codec("reduce_scatter", "gradient", dtype, sys.maxsize)
+        if not isinstance(compressor, Codec):
+            raise UnsupportedError(
+                f"policy {policy.name}, axis {axis}: {compressor} needs whole matrices, and FSDP2 sends them cut into rows; "
+                "use a codec, or thinwire.GradientSync"
+            )
+    axis = unit.group.axis("all_gather")
+    if policy.axis(axis).difference:
+        raise UnsupportedError(
+            f"policy {policy.name}, axis {axis}: differences need the parameters that were sent last, which FSDP2 frees; "
+            "use a policy with difference = false and 8 bits or more for all_gather, or thinwire.GradientSync"
+        )
+
+
+def compress_fsdp(
+    model: nn.Module,
+    *,
+    scale: Callable[[], float] | None = None,
+    rollback: bool = False,
+    residual_dtype: torch.dtype = torch.float32,
+) -> FsdpCompression:
+    """Let FSDP2 gather parameters and reduce gradients through the policy of its group, with error feedback.
+
+    model: ``fully_shard`` was called on it, over a thinwire group whose options say ``feedback_by_caller``; the module whose
+    forward pass begins a step. scale: the factor that losses are multiplied by at the moment (``scaler.get_scale`` of a
+    GradScaler), if there is one: residuals are held without it, and when it has fallen after a step, that step was
+    skipped, and residuals go back. rollback: keep copies of residuals, so that ``skip()`` can do so; with ``scale``, always.
+    residual_dtype: float32, or bfloat16 for half of the memory: values are compensated in fp32 and what was lost is rounded
+    to nearest even. A policy with ``feedback = false`` keeps no residuals.
+
+    Returns the state, which belongs into checkpoints. Raises UnsupportedError for a model without sharded parameters, for
+    another group or one that is not told so, for a replicated mesh dimension (HSDP), and for a policy with ``difference``
+    or a codec that needs whole matrices.
+    """
+    if residual_dtype not in (torch.float32, torch.bfloat16):
+        raise UnsupportedError(f"residual_dtype={residual_dtype}: must be torch.float32 or torch.bfloat16")
+    units = units_of(model)
+    for unit in units:
+        _check_policy(unit)
+    return FsdpCompression(model, units, scale=scale, rollback=rollback, residual_dtype=residual_dtype)

@@ -1,0 +1,164 @@
+"""Which parameters FSDP2 sends as one message, and where the values of each lie in it.
+
+The one place that reads what PyTorch keeps to itself: its hooks see flat tensors only. Of torch 2.11 to 2.13.
+
+The input of a reduce-scatter is a matrix with a row for each rank. In a row lie, one after the other, that rank's parts of
+the gradients. A gradient is cut along dimension 0 into parts of equal size, so its values are in their own order when its
+columns are read row by row; zeros fill up the last ones. (A parameter that is sharded along another dimension is put
+into that order first; its gradient divides evenly.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from ..errors import UnsupportedError
+from ..group import ThinwireGroup
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter of a unit.
+
+    name: in the model. numel: of its gradient, before FSDP cuts it. share: values of each rank's part, zeros included.
+    """
+
+    name: str
+    numel: int
+    share: int
+    fsdp: Any
+
+    @property
+    def trained(self) -> bool:
+        return bool(self.fsdp.sharded_param.requires_grad)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one call of ``fully_shard`` made: its parameters are gathered and their gradients reduced together.
+
+    dtype: of its gradients' messages.
+    """
+
+    index: int
+    name: str
+    module: FSDPModule
+    group: ThinwireGroup
+    members: tuple[Member, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def trained(self) -> tuple[Member, ...]:
+        """The parameters whose gradients are in a message, in their order, if all of them have one."""
+        return tuple(member for member in self.members if member.trained)
+
+    def gradient_numel(self, members: Iterable[Member]) -> int:
+        """Values of the message with the gradients of these."""
+        return self.group.size() * sum(member.share for member in members)
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """The units of a model whose parameters are sharded.
+
+    Raises UnsupportedError if there are none, or one is over another group than thinwire's, replicated or of several meshes.
+    """
+    modules = [(name, m) for name, m in model.named_modules() if isinstance(m, FSDPModule)]
+    for _, module in modules:
+        module.reshard()  # so that parameters have their names
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    units: list[Unit] = []
+    seen: set[int] = set()
+    for name, module in modules:
+        state: Any = module._get_fsdp_state()
+        if id(state) in seen:  # fully_shard([a, b]) is one unit
+            continue
+        seen.add(id(state))
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:
+            groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+        if len(groups) > 1:
+            raise UnsupportedError(
+                f"FSDP unit {_shown(name)} has parameters on {len(groups)} meshes (shard_placement_fn), compress_fsdp takes "
+                "one; call fully_shard on the modules of each mesh by themselves"
+            )
+        for param_group in groups:
+            units.append(_unit(len(units), _shown(name), module, param_group, names))
+    if not units:
+        raise UnsupportedError(
+            "compress_fsdp found no sharded parameters: call torch.distributed.fsdp.fully_shard on the model first"
+        )
+    return units
+
+
+def columns(message: Tensor, members: Iterable[Member], ranks: int) -> Iterator[tuple[Member, Tensor]]:
+    """Each parameter's part of a flat message of gradients: a view (ranks, share)."""
+    rows, begin = message.view(ranks, -1), 0
+    for member in members:
+        yield member, rows[:, begin : begin + member.share]
+        begin += member.share
+
+
+def put(part: Tensor, values: Tensor) -> None:
+    """Copy a parameter's flat values to its part of a message, and leave the rest of it as it is."""
+    for target, source in _pieces(part, values):
+        target.copy_(source)
+
+
+def take(part: Tensor, values: Tensor) -> None:
+    """Copy a parameter's part of a message to its flat values."""
+    for source, target in _pieces(part, values):
+        target.copy_(source)
+
+
+def _pieces(part: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of the same values in both: the full rows, and the row that ends the parameter."""
+    share = part.shape[1]
+    full = values.numel() // share if share else 0
+    if full:
+        yield part[:full], values[: full * share].view(full, share)
+    rest = values[full * share :]
+    if rest.numel():
+        yield part[full, : rest.numel()], rest
+
+
+def _unit(index: int, name: str, module: FSDPModule, param_group: Any, names: dict[int, str]) -> Unit:
+    mesh = param_group.mesh_info
+    if hasattr(mesh, "replicate_process_group"):
+        raise UnsupportedError(
+            f"FSDP unit {name} is on a mesh with a replicated dimension (HSDP): the all-reduce between replicas would have "
+            "no error feedback; shard over a 1-D mesh"
+        )
+    group = mesh.shard_process_group
+    if not isinstance(group, ThinwireGroup):
+        raise UnsupportedError(
+            f"compress_fsdp needs thinwire groups, that of FSDP unit {name} is {type(group).__name__}; give fully_shard a "
+            'mesh of thinwire.init_mesh, or call init_process_group("thinwire", pg_options=...)'
+        )
+    if not group.options.feedback_by_caller:
+        raise UnsupportedError(
+            "compress_fsdp runs error feedback: make the group with feedback_by_caller=True"
+        )
+    members = []
+    for fsdp in param_group.fsdp_params:
+        parameter_name = names.get(id(fsdp.sharded_param))
+        if parameter_name is None:
+            raise UnsupportedError(
+                f"FSDP unit {name} has parameters outside of the model; give compress_fsdp the module that contains all of "
+                "them"
+            )
+        share = fsdp.padded_sharded_param_size.numel()
+        members.append(Member(parameter_name, fsdp._orig_size.numel(), share, fsdp))
+    precision = param_group.mp_policy
+    first = next((m for m in members if m.trained), members[0])  # all that are trained have one dtype
+    dtype = precision.reduce_dtype or precision.param_dtype or first.fsdp.sharded_param.dtype
+    return Unit(index, name, module, group, tuple(members), dtype, param_group.device)
+
+
+def _shown(name: str) -> str:
+    return repr(name) if name else "(the model itself)"
