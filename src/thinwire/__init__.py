@@ -18,7 +18,7 @@ from .collectives.functional import (
 )
 from .collectives.options import CallOptions
 from .errors import ThinwireError
-from .group import GroupOptions, ThinwireGroup, register
+from .group import GroupOptions, MessageStats, Stats, ThinwireGroup, register, stats
 from .integrate.ddp import DdpCompression, compress_ddp
 from .integrate.gradients import Bucket, GradientSync
 from .integrate.mesh import groups, init_mesh
@@ -37,7 +37,9 @@ __all__ = [
     "DdpCompression",
     "GradientSync",
     "GroupOptions",
+    "MessageStats",
     "Policy",
+    "Stats",
     "ThinwireError",
     "ThinwireGroup",
     "all_gather",
@@ -54,5 +56,6 @@ __all__ = [
     "recv",
     "reduce_scatter",
     "send",
+    "stats",
     "traffic",
 ]
