@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import thinwire
+from thinwire.errors import LayoutError
+from thinwire.run.command import main
 
 pytestmark = [pytest.mark.usefixtures("kernels"), pytest.mark.timeout(150)]
 
@@ -85,7 +87,7 @@ def test_an_unmodified_script_is_compressed(tmp_path: Path) -> None:
         assert json.loads(line)["rank"] == rank
 
 
-ROW = ["dp", "all_reduce", "int4:block=128", "gradient"]
+ROW = ["dp", "all_reduce", "int4:block=128,round=nearest", "gradient"]
 
 
 def test_a_script_that_fails(tmp_path: Path) -> None:
@@ -112,8 +114,14 @@ sys.exit(5 + dist.get_world_size())
     )
 
 
-def test_what_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> None:
-    done = run(tmp_path, "print('started')", SLURM_PROCID="1", SLURM_NTASKS="2")
-    assert done.returncode == 1
-    assert done.stderr.startswith("thinwire: Slurm has started 2 ranks")
-    assert done.stdout == ""
+def test_what_is_wrong_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise AssertionError('started')")
+    for name, value in {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(LayoutError, match="Slurm has started 2 ranks"):
+        main([str(script)])

@@ -86,7 +86,7 @@ def _groups(rank: int, world: int, report: Any) -> None:
     # Imported and made before: what was there stays as it was.
     earlier = dist.new_group
     before = dist.group.WORLD
-    install(axes={"model": "tp"})
+    install(axes={"model": "tp"}, require_feedback=True)
     assert not isinstance(before, LaunchedGroup)
     for backend in ("cpu:gloo", None, "gloo"):
         group = earlier(backend=backend)
@@ -95,9 +95,9 @@ def _groups(rank: int, world: int, report: Any) -> None:
         assert dist.get_backend(group) == (backend or "gloo")
     some = earlier([1], backend="gloo")
     assert isinstance(some, LaunchedGroup) == (rank == 1)
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "model"))
-    inner: Any = mesh.get_group("model")
-    assert inner.getGroupDesc() in ("mesh_model", "default_pg")
+    inner: Any = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "model")).get_group("model")
+    assert isinstance(inner, LaunchedGroup)
+    assert (inner.getGroupDesc(), inner.axis(), inner.size()) == ("mesh_model", "tp", 1)
     with pytest.raises(
         PolicyError, match="'mesh_stage' of the script is of no known axis; say which with --axis stage=AXIS"
     ):
@@ -113,10 +113,42 @@ def _groups(rank: int, world: int, report: Any) -> None:
     assert gathered == [0, 1]
     with pytest.warns(UserWarning, match="options of the script's gloo group are not used"):
         earlier(backend="gloo", pg_options=dist.ProcessGroupGloo._Options())  # type: ignore[attr-defined]
+    # DDP has feedback; of the other reductions only lossy ones are refused.
+    backward(model(group), rank)
+    small = torch.ones(3)
+    dist.all_reduce(small, group=group)
+    most = gaussian(rank, 1000)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    with pytest.raises(PolicyError, match="without the error feedback that the policy asks for"):
+        dist.all_reduce(gaussian(rank, 1000), group=group)
 
 
-def test_groups_however_they_are_made() -> None:
+def test_groups_however_they_are_made_and_reductions_without_feedback_refused() -> None:
     run_ranks(_groups, 2, timeout=TIMEOUT_S)
+
+
+def _scaled(rank: int) -> None:
+    plain, scaled = (model(dist.new_group(backend="gloo")) for _ in range(2))
+    backward(plain, rank)
+    idle = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = torch.optim.SGD(scaled.parameters(), lr=0.0)
+    assert idle.get_scale() != scaler.get_scale()
+    scaled.zero_grad()
+    loss = scaled(gaussian(rank, 128).view(4, 32)).square().mean()
+    scaler.scale(loss).backward()
+    assert all(
+        torch.equal(a, b) for a, b in zip(residuals(plain).values(), residuals(scaled).values(), strict=True)
+    )
+    before = residuals(scaled)
+    loss = scaled(gaussian(rank, 128).view(4, 32)).square().mean() * (torch.inf if rank == 1 else 1.0)
+    scaler.scale(loss).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0**9, "the scaler has seen it"
+    assert all(torch.equal(before[name], r) for name, r in residuals(scaled).items())
 
 
 def _ddp(rank: int, world: int, report: Any) -> None:
@@ -141,53 +173,8 @@ def _ddp(rank: int, world: int, report: Any) -> None:
     backward(own, rank)
     assert [hook for hook, _ in own._comm_hooks] == [fp16_compress_hook]
     assert codecs(other) >= {("unknown", "int4")}
+    _scaled(rank)
 
 
-def test_ddp_gets_feedback_and_keeps_a_hook_of_its_own() -> None:
+def test_ddp_gets_feedback_without_the_loss_scale_and_keeps_a_hook_of_its_own() -> None:
     run_ranks(_ddp, 2, timeout=TIMEOUT_S)
-
-
-def _scaled(rank: int, world: int, report: Any) -> None:
-    install()
-    group: Any = dist.new_group(backend="gloo")
-    plain, scaled = model(group), model(dist.new_group(backend="gloo"))
-    backward(plain, rank)
-    idle = torch.amp.GradScaler("cpu", init_scale=2.0**14)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    optimizer = torch.optim.SGD(scaled.parameters(), lr=0.0)
-    assert idle.get_scale() != scaler.get_scale()
-    scaled.zero_grad()
-    loss = scaled(gaussian(rank, 128).view(4, 32)).square().mean()
-    scaler.scale(loss).backward()
-    assert all(
-        torch.equal(a, b) for a, b in zip(residuals(plain).values(), residuals(scaled).values(), strict=True)
-    )
-    before = residuals(scaled)
-    loss = scaled(gaussian(rank, 128).view(4, 32)).square().mean() * (torch.inf if rank == 1 else 1.0)
-    scaler.scale(loss).backward()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        scaler.step(optimizer)
-        scaler.update()
-    assert scaler.get_scale() == 2.0**9, "the scaler has seen it"
-    assert all(torch.equal(before[name], r) for name, r in residuals(scaled).items())
-
-
-def test_residuals_are_held_without_the_loss_scale() -> None:
-    run_ranks(_scaled, 2, timeout=TIMEOUT_S)
-
-
-def _required(rank: int, world: int, report: Any) -> None:
-    install(require_feedback=True)
-    group: Any = dist.new_group(backend="gloo")
-    backward(model(group), rank)
-    small = torch.ones(3)
-    dist.all_reduce(small, group=group)
-    most = gaussian(rank, 1000)
-    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
-    with pytest.raises(PolicyError, match="without the error feedback that the policy asks for"):
-        dist.all_reduce(gaussian(rank, 1000), group=group)
-
-
-def test_reductions_without_feedback_are_refused_where_that_is_asked() -> None:
-    run_ranks(_required, 2, timeout=TIMEOUT_S)

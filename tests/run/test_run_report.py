@@ -54,10 +54,10 @@ def test_the_start_says_which_codec_is_for_what(capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().err
     assert text.count("group default_pg: axis dp, 2 ranks over gloo") == 1, "once for groups that are alike"
     assert (
-        "all_reduce, reduce_scatter: int4:block=128, error feedback under DistributedDataParallel, else WITHOUT"
-        in text
+        "all_reduce, reduce_scatter: int4:block=128,round=nearest, error feedback under DistributedDataParallel, "
+        "else WITHOUT error feedback\n" in text
     )
-    assert "all_gather: int8:block=128\n" in text
+    assert "all_gather: int8:block=128,round=nearest\n" in text
     assert "messages under 16384 bytes pass through" in text
     assert capsys.readouterr().err == ""
 
