@@ -6,9 +6,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any, cast
 
+from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import run as torchrun
 
 from ..errors import ThinwireError
 from .arguments import Arguments, parse
@@ -48,7 +49,7 @@ def _start_ranks(arguments: Arguments) -> int:
         *arguments.script_args,
     ]
     try:
-        torchrun(options)
+        cast(Any, torchrun).run(options)
     except ChildFailedError as e:
         # The ranks have printed their own tracebacks; this says which of them was first.
         print(e, file=sys.stderr)

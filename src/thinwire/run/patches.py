@@ -191,12 +191,11 @@ class Compression:
     def _compress_at_first_forward(self, model: DistributedDataParallel, group: LaunchedGroup) -> None:
         """Not at once: a model takes one hook only, and the script may register its own until then."""
 
-        @torch.compiler.disable
         def install(module: nn.Module, inputs: Any) -> None:
             if not torch.is_grad_enabled():
                 return
             handle.remove()
-            own = model._get_ddp_logging_data().get("comm_hook")
+            own = cast(Any, model)._get_ddp_logging_data().get("comm_hook")
             if own:
                 self._report.own_hook(group, own)
                 return
@@ -204,7 +203,8 @@ class Compression:
             compress_ddp(model, scale=self._scales.current)
             self._report.ddp(group, sum(p.numel() for p in model.parameters() if p.requires_grad))
 
-        handle = model.register_forward_pre_hook(install)
+        # Models may be compiled with what they run before their forward pass.
+        handle = model.register_forward_pre_hook(cast(Any, torch.compiler.disable)(install))
 
 
 def _has_codec(group: LaunchedGroup) -> bool:
