@@ -11,7 +11,7 @@ import pytest
 import thinwire
 
 ROOT = Path(thinwire.__file__).parent
-ROOMS = ("errors", "codecs", "wire", "collectives", "group", "integrate", "lab")
+ROOMS = ("errors", "codecs", "wire", "collectives", "group", "integrate", "run", "lab")
 """From left to right."""
 FILES = {
     "policy": "group",

@@ -18,7 +18,7 @@ from .collectives.functional import (
 )
 from .collectives.options import CallOptions
 from .errors import ThinwireError
-from .group import GroupOptions, ThinwireGroup, register
+from .group import GroupOptions, MessageStats, Stats, ThinwireGroup, register, stats
 from .integrate.ddp import DdpCompression, compress_ddp
 from .integrate.fsdp import FsdpCompression, compress_fsdp
 from .integrate.gradients import Bucket, GradientSync
@@ -39,7 +39,9 @@ __all__ = [
     "FsdpCompression",
     "GradientSync",
     "GroupOptions",
+    "MessageStats",
     "Policy",
+    "Stats",
     "ThinwireError",
     "ThinwireGroup",
     "all_gather",
@@ -57,5 +59,6 @@ __all__ = [
     "recv",
     "reduce_scatter",
     "send",
+    "stats",
     "traffic",
 ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import RankError, ThinwireError
 
 
 def main() -> None:
     """Entry point. A ThinwireError becomes one message and exit status 1, without a traceback."""
+    if sys.argv[1:2] == ["run"]:
+        _run(sys.argv[2:])
     try:
         from .lab.commands import command
     except ModuleNotFoundError as e:
@@ -22,6 +24,18 @@ def main() -> None:
         sys.exit(f"thinwire: {_tail(str(e)) if isinstance(e, RankError) else e}")
     except Exception as e:
         sys.exit(_click_exit(e))
+
+
+def _run(arguments: list[str]) -> NoReturn:
+    """``thinwire run`` without the lab: where jobs run, its packages need not be."""
+    from .run.command import main as run
+
+    try:
+        status = run(arguments)
+    except ThinwireError as e:
+        # From before the script runs; its own errors have their tracebacks.
+        sys.exit(f"thinwire: {e}")
+    sys.exit(status)
 
 
 def _tail(text: str, lines: int = 30) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from .errors import MismatchError, PolicyError
 
@@ -29,28 +29,38 @@ def _gloo_devices(interfaces: str, pid: int) -> tuple[Any, ...]:
     return tuple(make.create_device(interface=n) for n in names) or (make.create_default_device(),)
 
 
+_BACKENDS = {"gloo": ("cpu",), "nccl": ("cuda",), "cpu:gloo,cuda:nccl": ("cpu", "cuda")}
+"""Inner backends, each with the devices whose tensors it takes."""
+
+
+def inner_devices(backend: str) -> list[torch.device]:
+    """The devices of an inner backend: gloo, nccl, or both (``cpu:gloo,cuda:nccl``). Raises PolicyError for another."""
+    if backend not in _BACKENDS:
+        raise PolicyError(f"inner backend {backend!r} is not known; use {', '.join(_BACKENDS)}")
+    return [torch.device(name) for name in _BACKENDS[backend]]
+
+
 def make_inner_group(
     store: Store, rank: int, size: int, backend: str, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """A group of ``backend`` (gloo, nccl). A bare ProcessGroupGloo would lack the coalesced gathers."""
+    """A group of ``backend`` (see :func:`inner_devices`). A bare ProcessGroupGloo would lack the coalesced gathers."""
     group = dist.ProcessGroup(store, rank, size)
     kinds = dist.ProcessGroup.BackendType
-    if backend == "gloo":
-        group._set_default_backend(kinds.GLOO)
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timeout
-        options._devices = list(_gloo_devices(os.environ.get("GLOO_SOCKET_IFNAME", ""), os.getpid()))
-        inner = dist.ProcessGroupGloo(store, rank, size, options)
-        group._register_backend(torch.device("cpu"), kinds.GLOO, inner)
-    elif backend == "nccl":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        group._set_default_backend(kinds.NCCL)
-        group._register_backend(
-            torch.device("cuda"), kinds.NCCL, dist.ProcessGroupNCCL(store, rank, size, options)
-        )
-    else:
-        raise PolicyError(f"inner backend {backend!r} is not known; use gloo or nccl")
+    devices = inner_devices(backend)
+    # As PyTorch does where there are both: NCCL's, which its barrier goes by.
+    group._set_default_backend(kinds.GLOO if backend == "gloo" else kinds.NCCL)
+    for device in devices:
+        # One store for both would mix up their keys.
+        own = store if len(devices) == 1 else PrefixStore(device.type, store)
+        if device.type == "cpu":
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._timeout = timeout
+            options._devices = list(_gloo_devices(os.environ.get("GLOO_SOCKET_IFNAME", ""), os.getpid()))
+            group._register_backend(device, kinds.GLOO, dist.ProcessGroupGloo(own, rank, size, options))
+        else:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            group._register_backend(device, kinds.NCCL, dist.ProcessGroupNCCL(own, rank, size, options))
     return group
 
 

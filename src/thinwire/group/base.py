@@ -24,11 +24,12 @@ from ..collectives.options import CallOptions, derive_seed
 from ..collectives.traffic import PASS_THROUGH, Message, Tally, Traffic, gloo_nbytes, raw_nbytes
 from ..collectives.transport import Metered, TorchTransport
 from ..errors import PolicyError, nearest
-from ..inner import Counted, agree, make_inner_group, meet, roll_call
+from ..inner import Counted, agree, inner_devices, make_inner_group, meet, roll_call
 from ..policy import AXES, NONE, ROLES, AxisPolicy
 from ..presets import load
 from ..wire import VERSION
 from .options import GroupOptions
+from .statistics import LIVE
 from .tensors import nbytes_of
 
 BACKEND = "thinwire"
@@ -57,18 +58,22 @@ class GroupBase(dist.ProcessGroup):
             self._check_policy()
         agree(store, rank, size, f"wire format {VERSION}, {options.text()}, policy {self.policy}")
         self._store = store
-        device = torch.device("cpu" if options.backend == "gloo" else "cuda")
+        devices = inner_devices(options.backend)
         self._inner = self.make_inner(PrefixStore("pass", store), timeout)
         self._frames: dist.ProcessGroup | None = None
         self._endpoint: Endpoint | None = None
         if any(p.compresses for p in self.policy.axes.values()):
             self._frames = self.make_inner(PrefixStore("frames", store), timeout)
             self._endpoint = Endpoint(
-                TorchTransport(self._frames), self.traffic, device=device, who_is_lost=self._who_is_lost
+                TorchTransport(self._frames), self.traffic, device=devices[0], who_is_lost=self._who_is_lost
             )
         # What is not overridden here falls through to the inner group's backend.
-        self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(device))
+        for device in devices:
+            self._register_backend(
+                device, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(device)
+            )
         meet(store, rank, size)
+        LIVE.add(self)
 
     def make_inner(self, store: Store, timeout: timedelta) -> dist.ProcessGroup:
         """A real group of the backend that carries the bytes; a subclass may put something around it."""
@@ -232,12 +237,14 @@ class GroupBase(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Finish queued calls, end the worker threads and close the inner groups."""
+        LIVE.discard(self)
         if self._endpoint is not None:
             self._endpoint.close()
         self._close_inner()
 
     def abort(self) -> None:
         """Close the inner groups, so that calls under way fail, then end the worker threads."""
+        LIVE.discard(self)
         self._close_inner()
         if self._endpoint is not None:
             self._endpoint.close()

@@ -21,7 +21,7 @@ class GroupOptions:
     this group marks its messages (:meth:`ThinwireGroup.role`, :mod:`thinwire.integrate.roles`), so a policy that
     names roles is accepted; a message without one is then an error where the policy needs it. inline: run compressed
     collectives in the caller's thread, for axes whose callers wait at once (tensor parallelism); saves two
-    changes of thread a call, overlaps nothing. backend: the inner group's.
+    changes of thread a call, overlaps nothing. backend: the inner group's: gloo, nccl, or ``cpu:gloo,cuda:nccl``.
     """
 
     policy: Policy | str = "none"

@@ -108,7 +108,7 @@ class DdpCompression:
         if compressor == NONE:
             # As DDP does without a hook.
             work = dist.all_reduce(buffer.div_(self.group.size()), group=self.group, async_op=True)
-            passed: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+            passed: Future[Tensor] = work.get_future().then(lambda future: self._seen(future.value()[0]))
             return passed
         kept = self._kept(bucket, compressor, policy)
         options = self.group.call_options(policy, mean=True)
@@ -120,11 +120,16 @@ class DdpCompression:
             reductions.all_reduce(flat, compressor, kept, transport, options)
             if flat is not buffer:
                 buffer.copy_(flat.mul_(scale))
-            if self._scale is not None and not bool(torch.isfinite(buffer).all()):
-                self._overflow = True
+            self._seen(buffer)
 
         future: Future[Tensor] = self.group.submit(message, call, buffer).get_future()
         return future
+
+    def _seen(self, buffer: Tensor) -> Tensor:
+        """Note whether an averaged bucket says that the step will be skipped."""
+        if self._scale is not None and not bool(torch.isfinite(buffer).all()):
+            self._overflow = True
+        return buffer
 
     def _begin_step(self) -> None:
         """Every rank has the same gradients, so all of them find the same overflow."""

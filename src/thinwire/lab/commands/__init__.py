@@ -6,6 +6,7 @@ from .bench import bench
 from .codecs import codecs
 from .compare import compare
 from .doctor import doctor
+from .run import run
 from .train import train
 
 
@@ -19,7 +20,7 @@ def command() -> None:
     """
 
 
-for _sub in (train, compare, codecs, bench, doctor):
+for _sub in (run, train, compare, codecs, bench, doctor):
     command.add_command(_sub)
 
 __all__ = ["command"]
