@@ -1,15 +1,32 @@
 """Puts ``tests/`` on the path, so that ranks and test modules share ``support``; compiles the kernels once.
 
+Tests that start processes are kept in one worker and go first: two sets of ranks would only wait for each other.
+
 Triton's kernels run in its interpreter, which it decides when it is imported.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+_STARTS_PROCESSES = ("run_ranks", "run_curves", "subprocess", "cluster(")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    starts: dict[Path, bool] = {}
+    for item in items:
+        if item.path not in starts:
+            text = item.path.read_text()
+            starts[item.path] = any(word in text for word in _STARTS_PROCESSES)
+        if starts[item.path]:
+            item.add_marker(pytest.mark.xdist_group("ranks"))
+    items.sort(key=lambda item: not starts[item.path])
 
 
 @pytest.fixture(scope="session")
