@@ -18,6 +18,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 _STARTS_PROCESSES = ("run_ranks", "run_curves", "subprocess", "cluster(")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     starts: dict[Path, bool] = {}
     for item in items:
