@@ -1,6 +1,6 @@
 """Puts ``tests/`` on the path, so that ranks and test modules share ``support``; compiles the kernels once.
 
-Tests that start processes are kept in one worker and go first: two sets of ranks would only wait for each other.
+Tests that start processes are marked: two sets of ranks at a time would only wait for each other.
 
 Triton's kernels run in its interpreter, which it decides when it is imported.
 """
@@ -18,7 +18,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 _STARTS_PROCESSES = ("run_ranks", "run_curves", "subprocess", "cluster(")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+@pytest.hookimpl(tryfirst=True)  # before marks are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     starts: dict[Path, bool] = {}
     for item in items:
@@ -26,8 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             text = item.path.read_text()
             starts[item.path] = any(word in text for word in _STARTS_PROCESSES)
         if starts[item.path]:
-            item.add_marker(pytest.mark.xdist_group("ranks"))
-    items.sort(key=lambda item: not starts[item.path])
+            item.add_marker(pytest.mark.ranks)
 
 
 @pytest.fixture(scope="session")
