@@ -67,7 +67,7 @@ def speed_against_ratio(rows: Sequence[CodecRow], peers: Sequence[str], cpu: str
             ("lossy", _LOSSY, "o"), ("lossless", _LOSSLESS, "o"), ("other libraries", _PEER, "D"),
         ):  # fmt: skip
             axes.plot([], [], color=colour, marker=marker, linestyle="none", markersize=5, label=label)
-        axes.legend(loc="upper right", fontsize=9)
+        axes.legend(loc="lower right", fontsize=9)
         name_points(axes, [(row.ratio, round_trip_gb_s(row), _short(row.spec)) for row in shown])
     return figure
 
