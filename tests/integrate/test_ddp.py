@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -97,6 +98,35 @@ def _none_is_ddp(rank: int, world: int, report: Any) -> None:
 
 def test_none_is_ddp_bit_for_bit() -> None:
     run_ranks(_none_is_ddp, 2, timeout=TIMEOUT_S)
+
+
+class _Bucket:
+    def index(self) -> int:
+        return 0
+
+    def buffer(self) -> Tensor:
+        return torch.ones(4096)
+
+
+def _pending(rank: int, world: int, report: Any) -> None:
+    compression: Any = compress_ddp(whole_numbers(group_of("none", feedback=False)))
+    store: Any = dist.distributed_c10d._get_default_store()
+    compression.reduce(_Bucket()).wait()
+    if rank == 1:
+        store.wait(["counted"])
+    before = [sys.getrefcount(x) for x in (compression, compression.group)]
+    future = compression.reduce(_Bucket())
+    after = [sys.getrefcount(x) for x in (compression, compression.group)]
+    if rank == 0:
+        store.set("counted", "")
+    assert torch.equal(future.wait(), torch.ones(4096))
+    if rank == 0:
+        assert before == after
+
+
+def test_a_bucket_under_way_does_not_hold_its_group() -> None:
+    """The inner group's thread would be the last to hold it, end it, and join itself: the process aborted."""
+    run_ranks(_pending, 2, timeout=TIMEOUT_S)
 
 
 def _scaled(rank: int, world: int, report: Any) -> None:

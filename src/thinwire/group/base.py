@@ -280,7 +280,9 @@ class GroupBase(dist.ProcessGroup):
             message = dataclasses.replace(message, codec=PASS_THROUGH)
         raw = raw_nbytes(message.op, message.nbytes, self._size)
         sent = gloo_nbytes(message.op, message.nbytes, self._size) if self.options.backend == "gloo" else raw
-        report = lambda s: self.traffic.add(message, raw, Tally(int(sent), wire_s=s))  # noqa: E731
+        # The report must not hold the group: the inner group's thread, which drops it, would join itself at the end.
+        traffic = self.traffic
+        report = lambda s: traffic.add(message, raw, Tally(int(sent), wire_s=s))  # noqa: E731
         return self._tracked(Counted(start, report))
 
     def _all_pass(self, op: str, tensors: Sequence[Tensor]) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -108,7 +109,14 @@ class DdpCompression:
         if compressor == NONE:
             # As DDP does without a hook.
             work = dist.all_reduce(buffer.div_(self.group.size()), group=self.group, async_op=True)
-            passed: Future[Tensor] = work.get_future().then(lambda future: self._seen(future.value()[0]))
+            # Weakly: the inner group's thread drops the callback, and must not be the last to hold the group.
+            seen = WeakMethod(self._seen)
+
+            def note(future: Future[list[Tensor]]) -> Tensor:
+                averaged, live = future.value()[0], seen()
+                return averaged if live is None else live(averaged)
+
+            passed: Future[Tensor] = work.get_future().then(note)
             return passed
         kept = self._kept(bucket, compressor, policy)
         options = self.group.call_options(policy, mean=True)
