@@ -42,11 +42,11 @@ def lossless(records: Sequence[Record]) -> Figure:
     figure = new_figure(1.7 + 0.42 * len(roles))
     top = set_title(
         figure,
-        "Coding exponents is close to its limit on every message; MPC gains little",
+        "Coding exponents is close to its limit; MPC gains more only where low bits are zero",
         "Raw bytes / payload bytes of the lossless codecs late in training; the line marks the bound of exponent coding.",
     )
     panels = figure.subplots(1, len(precisions), sharey=True, squeeze=False)[0]
-    figure.subplots_adjust(left=0.21, right=0.985, bottom=0.2, top=top - 0.06, wspace=0.08)
+    figure.subplots_adjust(left=0.25, right=0.985, bottom=0.2, top=top - 0.06, wspace=0.08)
     for panel, precision in zip(panels, precisions, strict=True):
         by_role = {r.role: r for r in late if r.precision == precision}
         for row, role in enumerate(roles):
@@ -83,7 +83,7 @@ def lossy(records: Sequence[Record]) -> Figure:
     figure = new_figure(1.2 + 2.0 * rows)
     top = set_title(
         figure,
-        "What a lossy codec costs depends on the message as much as on its bits",
+        "The error follows the bits, hardly the message; block integers lead",
         f"Relative L2 error against payload bits per value, one point per codec; trained in {precision}, late. "
         "Lower left is better.",
     )
@@ -116,7 +116,16 @@ def lossy(records: Sequence[Record]) -> Figure:
     for panel in panels[:, 0]:
         panel.set_ylabel("relative L2 error")
     handles, labels = flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=6, frameon=False, fontsize=9)
+    figure.legend(
+        handles,
+        labels,
+        loc="lower center",
+        ncols=7,
+        columnspacing=1.0,
+        handletextpad=0.4,
+        frameon=False,
+        fontsize=9,
+    )
     return figure
 
 
