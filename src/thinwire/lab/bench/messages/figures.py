@@ -42,7 +42,7 @@ def lossless(records: Sequence[Record]) -> Figure:
     figure = new_figure(1.7 + 0.42 * len(roles))
     top = set_title(
         figure,
-        "Coding exponents is close to its limit; MPC gains more only where low bits are zero",
+        "Exponent coding reaches its limit; MPC wins where low bits are zero",
         "Raw bytes / payload bytes of the lossless codecs late in training; the line marks the bound of exponent coding.",
     )
     panels = figure.subplots(1, len(precisions), sharey=True, squeeze=False)[0]
