@@ -54,18 +54,19 @@ def messages(model: str, steps: int, precisions: tuple[str, ...], data: tuple[Pa
         with console.status(f"Measuring the messages of {precision} ..."):
             records += measure_roles(found.messages, precision)
             spectra += measure_spectra(found.gradients, precision)
-    write_json(
-        out / "result.json",
-        {
-            "environment": environment(),
-            "command": command_line(),
-            "model": model,
-            "steps": steps,
-            "records": [dataclasses.asdict(record) for record in records],
-            "spectra": [dataclasses.asdict(spectrum) for spectrum in spectra],
-        },
-    )
-    write_figures(records, spectra, out)
+        # After each precision: the next takes as long again.
+        write_json(
+            out / "result.json",
+            {
+                "environment": environment(),
+                "command": command_line(),
+                "model": model,
+                "steps": steps,
+                "records": [dataclasses.asdict(record) for record in records],
+                "spectra": [dataclasses.asdict(spectrum) for spectrum in spectra],
+            },
+        )
+        write_figures(records, spectra, out)
     table = Table(title="Lossless ratio late in training, and its bound")
     for name in ("precision", "role", "dtype", "bound", *LOSSLESS):
         table.add_column(name, justify="left" if name in ("precision", "role", "dtype") else "right")
