@@ -70,3 +70,7 @@ def test_state_that_does_not_fit_is_named(change: str) -> None:
         CheckpointError, match=r"residual a\.bias@dp: 2 values expected, (nothing|5 values) found"
     ):
         filled().load_state_dict(state)
+    target = Feedback(SPANS, 8, axis="dp", owner_numel=3)
+    with pytest.raises(CheckpointError):
+        target.load_state_dict(state)
+    assert not any(t.any() for t in target.state_dict().values()), "half of a state was loaded"

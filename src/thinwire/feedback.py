@@ -8,7 +8,7 @@ rounded to nearest even between steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,13 +60,26 @@ class StepState:
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take tensors back, by name. Raises CheckpointError for a missing one or another size."""
-        for name, live in self.state_dict().items():
-            saved = state.get(name)
-            if saved is None or saved.numel() != live.numel():
-                found = "nothing" if saved is None else f"{saved.numel()} values"
-                raise CheckpointError(f"{self._what} {name}: {live.numel()} values expected, {found} found")
-            live.copy_(saved.reshape(live.shape))
+        """Take tensors back, by name. Raises CheckpointError, before any is changed, for a missing one or another size."""
+        take_back(self.state_dict(), state, self._what)
+
+
+def take_back(
+    live: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str, remedy: str | None = None
+) -> None:
+    """Copy saved tensors into the live ones of the same names.
+
+    what: how errors call one; remedy: what they say to do. Raises CheckpointError, before any is changed, for a missing
+    one or another size.
+    """
+    for name, tensor in live.items():
+        saved = state.get(name)
+        if saved is None or saved.numel() != tensor.numel():
+            found = "nothing" if saved is None else f"{saved.numel()} values"
+            wrong = f"{what} {name}: {tensor.numel()} values expected, {found} found"
+            raise CheckpointError(wrong if remedy is None else f"{wrong}; {remedy}")
+    for name, tensor in live.items():
+        tensor.copy_(state[name].reshape(tensor.shape))
 
 
 class Feedback(StepState):

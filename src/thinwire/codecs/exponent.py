@@ -174,8 +174,8 @@ _ERRORS = (
 def _rate(nbytes: int, head: int, x: Tensor, drop: int) -> int:
     """Bits of 1024 exponents in a coded payload. head: bytes before the streams' sizes."""
     n, blocks = x.numel(), -(-x.numel() // huffman.BLOCK)
-    planes = reference.plane_nbytes(n, _mantissa_bits(x.dtype) - drop + 1)
-    return 8192 * (nbytes - head - 2 * blocks - planes) // n
+    planes = kernels.plane_nbytes(n, _mantissa_bits(x.dtype) - drop + 1)
+    return int(8192 * (nbytes - head - 2 * blocks - planes) // n)
 
 
 def _mantissa_bits(dtype: torch.dtype) -> int:

@@ -39,11 +39,6 @@ def head_nbytes(numel: int) -> int:
     return HEADER_NBYTES + LENGTHS_NBYTES + 2 * -(-numel // BLOCK)
 
 
-def plane_nbytes(numel: int, width: int) -> int:
-    """Bytes of the planes of rests of ``width`` bits: 8, 11 or 24."""
-    return numel * (width // 8) + (-(-3 * numel // 8) if width % 8 else 0)
-
-
 def encode(
     words: Any, mantissa_bits: int, *, spare: bool = False, book: tuple[Any, int, int] | None = None
 ) -> bytes:

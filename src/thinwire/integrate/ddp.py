@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import collectives as c
 from ..codecs import Compressor, LowRank
 from ..collectives.transport import Metered
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError
 from ..feedback import Feedback, Span, StepState
 from ..group import ThinwireGroup
 from ..policy import NONE, AxisPolicy
@@ -206,16 +206,12 @@ def compress_ddp(
     model: over a thinwire group whose options say ``feedback_by_caller``. scale: see :class:`DdpCompression`. Returns
     the state, which belongs into checkpoints. Raises UnsupportedError for another group, or one that is not told so.
     """
-    group: Any = model.process_group
-    if not isinstance(group, ThinwireGroup):
-        raise UnsupportedError(
-            f"compress_ddp needs a thinwire group, this model's is {type(group).__name__}; give DistributedDataParallel "
-            'process_group=..., or init_process_group("thinwire", pg_options=...)'
-        )
-    if not group.options.feedback_by_caller:
-        raise UnsupportedError(
-            "compress_ddp runs error feedback: make the group with feedback_by_caller=True"
-        )
+    group = reductions.feedback_group(
+        model.process_group,
+        "compress_ddp",
+        "a thinwire group, this model's",
+        "give DistributedDataParallel process_group=...",
+    )
     names = {parameter: name for name, parameter in model.module.named_parameters()}
     compression = DdpCompression(names, group, scale)
     model.register_comm_hook(compression, _hook)

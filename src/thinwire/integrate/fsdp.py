@@ -27,8 +27,8 @@ from ..codecs import Codec, Compressor
 from ..collectives.frames import equal_parts
 from ..collectives.options import CallOptions, derive_seed
 from ..collectives.transport import Metered
-from ..errors import CheckpointError, UnsupportedError
-from ..feedback import Feedback, Span
+from ..errors import UnsupportedError
+from ..feedback import Feedback, Span, take_back
 from ..policy import NONE, AxisPolicy
 from ..torch_names import all_gather_single, reduce_scatter_single
 from . import reductions
@@ -95,17 +95,8 @@ class FsdpCompression:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take tensors back, by name. Raises CheckpointError for a missing one or another size."""
-        live = self.state_dict()
-        for name, tensor in live.items():
-            saved = state.get(name)
-            if saved is None or saved.numel() != tensor.numel():
-                found = "nothing" if saved is None else f"{saved.numel()} values"
-                raise CheckpointError(
-                    f"FSDP compression state {name}: {tensor.numel()} values expected, {found} found; resume with the model "
-                    "and the policy that the checkpoint was written with"
-                )
-        for name, tensor in live.items():
-            tensor.copy_(state[name].reshape(tensor.shape))
+        remedy = "resume with the model and the policy that the checkpoint was written with"
+        take_back(self.state_dict(), state, "FSDP compression state", remedy)
 
     def gather(
         self, unit: Unit, output: Tensor, shard: Tensor, group: Any, async_op: bool

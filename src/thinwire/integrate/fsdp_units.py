@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from ..errors import UnsupportedError
 from ..group import ThinwireGroup
+from .reductions import feedback_group
 
 
 @dataclass(frozen=True)
@@ -134,16 +135,12 @@ def _unit(index: int, name: str, module: FSDPModule, param_group: Any, names: di
             f"FSDP unit {name} is on a mesh with a replicated dimension (HSDP): the all-reduce between replicas would have "
             "no error feedback; shard over a 1-D mesh"
         )
-    group = mesh.shard_process_group
-    if not isinstance(group, ThinwireGroup):
-        raise UnsupportedError(
-            f"compress_fsdp needs thinwire groups, that of FSDP unit {name} is {type(group).__name__}; give fully_shard a "
-            'mesh of thinwire.init_mesh, or call init_process_group("thinwire", pg_options=...)'
-        )
-    if not group.options.feedback_by_caller:
-        raise UnsupportedError(
-            "compress_fsdp runs error feedback: make the group with feedback_by_caller=True"
-        )
+    group = feedback_group(
+        mesh.shard_process_group,
+        "compress_fsdp",
+        f"thinwire groups, that of FSDP unit {name}",
+        "give fully_shard a mesh of thinwire.init_mesh",
+    )
     members = []
     for fsdp in param_group.fsdp_params:
         parameter_name = names.get(id(fsdp.sharded_param))

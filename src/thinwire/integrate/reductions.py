@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +12,28 @@ from .. import collectives as c
 from ..codecs import Codec, Compressor, LowRank
 from ..collectives.options import CallOptions
 from ..collectives.transport import Metered
+from ..errors import UnsupportedError
 from ..feedback import Feedback, Span
 from ..group import ThinwireGroup
 from ..policy import AxisPolicy
 from ..warm_start import WarmStart
 
 States = tuple[Feedback | None, WarmStart | None]
+
+
+def feedback_group(group: Any, caller: str, needs: str, give: str) -> ThinwireGroup:
+    """``group``, if it is a thinwire one and was told that its caller runs error feedback; else UnsupportedError.
+
+    The error says: CALLER needs NEEDS is (the group's type); GIVE, or ...
+    """
+    if not isinstance(group, ThinwireGroup):
+        raise UnsupportedError(
+            f"{caller} needs {needs} is {type(group).__name__}; {give}, or call "
+            'init_process_group("thinwire", pg_options=...)'
+        )
+    if not group.options.feedback_by_caller:
+        raise UnsupportedError(f"{caller} runs error feedback: make the group with feedback_by_caller=True")
+    return group
 
 
 def make_states(

@@ -1,4 +1,4 @@
-"""The dtypes that benchmarks measure, by the names of their options."""
+"""The dtypes of the lab, by the names of their options."""
 
 import torch
 

@@ -57,7 +57,7 @@ def _survey(x, mantissa_bits, counts):
 
 
 @njit(nogil=True, cache=True)
-def _plane_nbytes(n, width):
+def plane_nbytes(n, width):
     """Bytes of the planes of n rests of 8, 11 or 24 bits."""
     return n * (width // 8) + (3 * n + 7) // 8 * (width % 8 != 0)
 
@@ -108,7 +108,7 @@ def encode(x, mantissa_bits, spare, lengths, out):
     for s in range(SYMBOLS):
         coded += counts[s] * lengths[s]
     blocks = (n + BLOCK - 1) // BLOCK
-    most = LENGTHS_NBYTES + 2 * blocks + _plane_nbytes(n, mantissa_bits - drop + 1) + coded // 8 + blocks
+    most = LENGTHS_NBYTES + 2 * blocks + plane_nbytes(n, mantissa_bits - drop + 1) + coded // 8 + blocks
     out[0], out[1], out[2], out[3] = 0, 0, 0, 0
     if n == 0 or most >= raw_nbytes:
         data = x.view(np.uint8)
@@ -130,7 +130,7 @@ def encode_again(x, mantissa_bits, drop, lengths, book, out):
     sizes = HEADER_NBYTES
     planes = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
     limit = HEADER_NBYTES + n * x.itemsize
-    if n == 0 or planes + _plane_nbytes(n, mantissa_bits - drop + 1) > limit:
+    if n == 0 or planes + plane_nbytes(n, mantissa_bits - drop + 1) > limit:
         return -1
     out[0], out[1], out[2], out[3] = 2, drop, np.uint8(book & 255), np.uint8(book >> 8)
     return _encode_blocks(x, mantissa_bits, drop, lengths, True, sizes, out[:limit])
@@ -145,7 +145,7 @@ def _encode_blocks(x, mantissa_bits, drop, lengths, again, sizes, out):
     n = x.size
     kept = mantissa_bits - drop
     planes = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
-    at = planes + _plane_nbytes(n, kept + 1)
+    at = planes + plane_nbytes(n, kept + 1)
     codes = np.zeros(SYMBOLS, np.uint32)
     canonical(lengths, codes)
     lowest, highest = range_of(lengths)
@@ -248,7 +248,7 @@ def check(payload, size, n, mantissa_bits, itemsize, book):
         return 3 if drop else 0 if size == HEADER_NBYTES + n * itemsize else 2
     blocks = (n + BLOCK - 1) // BLOCK
     at = HEADER_NBYTES + (LENGTHS_NBYTES if mode == 1 else 0)
-    need = at + 2 * blocks + _plane_nbytes(n, mantissa_bits - drop + 1)
+    need = at + 2 * blocks + plane_nbytes(n, mantissa_bits - drop + 1)
     if size < need:
         return 1
     if mode == 1 and not check_lengths(payload, HEADER_NBYTES):
@@ -280,7 +280,7 @@ def decode(payload, out, mantissa_bits, lengths):
     single, several = np.empty(TABLE, np.uint16), np.empty(TABLE, np.uint64)
     lookup(lengths, single, several)
     planes = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
-    at = planes + _plane_nbytes(n, kept + 1)
+    at = planes + plane_nbytes(n, kept + 1)
     exponents, rests = np.zeros((STREAMS, ROW), np.uint8), np.zeros(TILE, np.uint32)
     streams = np.zeros((STREAMS, STREAM_NBYTES), np.uint8)
     shift, low = np.uint32(mantissa_bits), np.uint32((1 << kept) - 1)

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from thinwire.integrate.mesh import groups
 
+from ..dtypes import DTYPES
 from . import checkpoint
 from .config import TrainConfig
 from .data import Batches, load_text
@@ -25,8 +26,6 @@ from .pipeline import LoopRunner, PipelineRunner, Runner, example_tensors, layer
 from .step import agree, clip_factor, sum_over_ranks
 from .tensor_parallel import TensorAxis, cross_entropy
 from .zero import make_update
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class Trainer:
     def _make_stages(self, rank: int) -> dict[int, Stage]:
         config = self.config
         # FSDP keeps fp32 parameters and casts what it gathers; buckets keep fp32 masters beside the parameters.
-        dtype = _DTYPES[config.precision] if config.zero < 2 else torch.float32
+        dtype = DTYPES[config.precision] if config.zero < 2 else torch.float32
         return {
             index: Stage(
                 config.model,
@@ -167,7 +166,7 @@ class Trainer:
         if group is None:
             return LoopRunner(stages[0], self._loss, config.micro_batches)
         vocab = config.model.vocab // self._tp.size
-        examples = example_tensors(config.model, config.micro_batch, vocab, _DTYPES[config.precision])
+        examples = example_tensors(config.model, config.micro_batch, vocab, DTYPES[config.precision])
         return PipelineRunner(
             dict(stages), config.stages, config.schedule, group, self._loss, config.micro_batches, *examples
         )

@@ -11,7 +11,7 @@ from ....codecs import Codec
 from ....errors import UnsupportedError
 from ....policy import NONE, OPS, AxisPolicy, ByDtype, Policy
 from ....presets import load
-from ..dtypes import DTYPES
+from ...dtypes import DTYPES
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 
 from ....codecs import parse, warm_up
-from ...bench.dtypes import DTYPES
 from ...bench.record import command_line, environment, write_json
+from ...dtypes import DTYPES
 from ..codecs import SHOWN
 from .sizes import size
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from ....codecs import parse
 from ....errors import LayoutError, MismatchError
 from ...bench.collective import OPS, Plan, contenders, describe, run
-from ...bench.dtypes import DTYPES
 from ...bench.record import command_line, environment, write_json
 from ...cluster import cluster
+from ...dtypes import DTYPES
 from ...net import parse_rate
 from ...report import text
 from ..options import compile_kernels
