@@ -22,7 +22,7 @@ class CallOptions:
     mean: bool = False
     seed: int = 0
     algorithm: Algorithm = "two_shot"
-    segment_numel: int = 1 << 20
+    segment_numel: int = 2 << 20
     depth: int = 2
     padded: bool = False
 

@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import PeerError
+from .rounds import Round, Rounds
 from .streams import Ends, Streams
 from .traffic import Tally
+
+# Messages of rounds and of send and recv, which other threads start, must not be taken for each other.
+_SINGLE_TAG, _ROUNDS_TAG = 0, 1
 
 
 class Pending(Protocol):
@@ -80,15 +85,42 @@ class TorchTransport:
         self._group = group
         self.rank: int = group.rank()
         self.size: int = group.size()
+        self._rounds = Rounds()
 
     def all_to_all(
         self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
     ) -> Pending:
+        if inp.device.type == "cpu":
+            return self._in_rounds(out, inp, out_splits, in_splits)
         # alltoall_base and _allgather_base: the names that 2.11 and 2.13 share.
         return _TorchPending(
             lambda: self._group.alltoall_base(out, inp, list(out_splits), list(in_splits)),
             f"rank {self.rank}: all_to_all among {self.size} ranks",
         )
+
+    def _in_rounds(
+        self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+    ) -> Pending:
+        outs, ins = torch.split(out, list(out_splits)), torch.split(inp, list(in_splits))
+        outs[self.rank].copy_(ins[self.rank])
+        return self._rounds.add(
+            self._round(outs[(self.rank - d) % self.size], ins[(self.rank + d) % self.size], d)
+            for d in range(1, self.size)
+        )
+
+    def _round(self, arriving: Tensor, leaving: Tensor, distance: int) -> Round:
+        """Send to the rank ``distance`` places on, receive from the one as many back. Empty messages do not travel."""
+        source, to = (self.rank - distance) % self.size, (self.rank + distance) % self.size
+
+        def start() -> list[Pending]:
+            started: list[Pending] = []
+            if arriving.numel():
+                started.append(self._recv(arriving, source, _ROUNDS_TAG))
+            if leaving.numel():
+                started.append(self._send(leaving, to, _ROUNDS_TAG))
+            return started
+
+        return Round(max(arriving.numel(), leaving.numel()), start)
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         return _TorchPending(
@@ -104,13 +136,19 @@ class TorchTransport:
         )
 
     def send(self, buffer: Tensor, dst: int) -> Pending:
-        return _TorchPending(
-            lambda: self._group.send([buffer], dst, 0), f"rank {self.rank}: send to rank {dst}"
-        )
+        return self._send(buffer, dst, _SINGLE_TAG)
 
     def recv(self, buffer: Tensor, src: int) -> Pending:
+        return self._recv(buffer, src, _SINGLE_TAG)
+
+    def _send(self, buffer: Tensor, dst: int, tag: int) -> Pending:
         return _TorchPending(
-            lambda: self._group.recv([buffer], src, 0), f"rank {self.rank}: recv from rank {src}"
+            lambda: self._group.send([buffer], dst, tag), f"rank {self.rank}: send to rank {dst}"
+        )
+
+    def _recv(self, buffer: Tensor, src: int, tag: int) -> Pending:
+        return _TorchPending(
+            lambda: self._group.recv([buffer], src, tag), f"rank {self.rank}: recv from rank {src}"
         )
 
 
