@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from thinwire import AxisPolicy, Policy, parse
+from thinwire import AxisPolicy, ErrorMonitor, Policy, load_policy, parse
 from thinwire.codecs import LowRank
-from thinwire.errors import SpecError
+from thinwire.errors import PolicyError, SpecError
 from thinwire.policy import AXES, NONE, OPS, ByDtype, from_dict, from_toml, shrinks
 
 BIG = 1 << 20
@@ -245,3 +245,31 @@ def test_low_rank_of_gradients() -> None:
             assert policy.codec(op, "gradient", torch.float32, 100) == NONE
     text = str(from_dict({"axis": {"dp": {"reduce": "lowrank:rank=2", "feedback": True}}}, "p"))
     assert "all_reduce=lowrank:rank=2,reduce_scatter=lowrank:rank=2,feedback=True" in text
+
+
+def test_a_monitor_of_an_axis() -> None:
+    policy = from_dict({"axis": {"dp": {"reduce": "int4", "monitor": {"every": 20, "limit": 0.3}}}}, "p")
+    assert policy.axis("dp").monitor == ErrorMonitor(every=20, limit=0.3, action="warn")
+    assert one("tp", all="bf16", monitor={}).monitor == ErrorMonitor()
+    plain = from_dict({"axis": {"dp": {"reduce": "int4"}}}, "p")
+    assert plain.axis("dp").monitor is None
+    assert str(plain) != str(policy), "ranks that disagree on it find out"
+    for table, told in (
+        ({"evry": 20}, "axis.dp.monitor: unknown key 'evry'.*every"),
+        ({"every": 0}, "axis.dp.monitor: every = 0"),
+        ({"action": "exact"}, "axis.dp.monitor: action = 'exact' needs a limit"),
+        (5, "axis.dp.monitor: a table is needed"),
+    ):
+        with pytest.raises(SpecError, match=told):
+            one("dp", reduce="int4", monitor=table)
+
+
+def test_a_preset_with_a_monitor() -> None:
+    monitor = ErrorMonitor(limit=0.5)
+    preset = load_policy("balanced")
+    everywhere, there = preset.monitored(monitor), preset.monitored(monitor, "dp")
+    assert {p.monitor for p in everywhere.axes.values()} == {monitor}
+    assert [axis for axis, p in there.axes.items() if p.monitor is not None] == ["dp"]
+    assert there.monitored(None) == preset
+    with pytest.raises(PolicyError, match="axis 'ep' has no codec to monitor; named are"):
+        preset.monitored(monitor, "ep")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,40 @@ def test_scalars_and_dicts_are_plain() -> None:
     assert set(found.scalars("x")) == {name.replace("thinwire", "x", 1) for name in scalars}
     assert json.loads(json.dumps(found.as_dicts()))[0]["ratio"] == 8.0
     assert hash(found) == hash(Stats.of([sample()]))
+
+
+def test_errors_are_shown_once_there_are_some() -> None:
+    assert not [name for name in Stats.of([sample()]).scalars() if "relative_error" in name]
+    assert Stats.of([sample()]).messages[0].relative_error is None
+    traffic, control = sample(), sample()
+    for dtype, errors in (("float32", (0.5, 0.25)), ("bfloat16", (0.125, None))):
+        for error in errors:
+            told = Message("dp", "all_reduce", "gradient", "int4:block=128", dtype, 4000)
+            traffic.add_error(told, error, nonfinite=error is None, seconds=0.5)
+    found = Stats.of([traffic, control])
+    first = found.messages[0]
+    assert (first.sampled, first.nonfinite, first.monitor_s) == (4, 1, 2.0)
+    assert (first.relative_error, first.max_relative_error) == (0.25, 0.5)
+    assert found.messages[1].relative_error is None
+    scalars = found.scalars()
+    assert scalars["thinwire/dp/all_reduce/relative_error"] == 0.25
+    assert scalars["thinwire/dp/all_reduce/max_relative_error"] == 0.5
+    assert scalars["thinwire/dp/all_reduce/sampled"] == 4.0
+    assert found.as_dicts()[0]["relative_error"] == 0.25
+    json.dumps(found.as_dicts(), allow_nan=False)
+
+
+def test_tensorboard_takes_the_scalars(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="needs tensorboard")
+    with tensorboard.SummaryWriter(tmp_path) as writer:
+        for name, value in Stats.of([sample()]).scalars().items():
+            writer.add_scalar(name, value, 7)
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    read = accumulator.EventAccumulator(str(tmp_path))
+    read.Reload()
+    (event,) = read.Scalars("thinwire/dp/all_reduce/ratio")
+    assert (event.step, event.value) == (7, pytest.approx(8008 / 1008))
+    assert set(read.Tags()["scalars"]) == set(Stats.of([sample()]).scalars())
 
 
 def _one_rank(inner: dist.ProcessGroup, store: Any) -> tuple[Stats, int]:

@@ -16,9 +16,10 @@ from .collectives.functional import (
     send,
     traffic,
 )
+from .collectives.monitor import ErrorMonitor
 from .collectives.options import CallOptions
 from .errors import ThinwireError
-from .group import GroupOptions, MessageStats, Stats, ThinwireGroup, register, stats
+from .group import GroupOptions, MessageStats, Stats, StatsLog, ThinwireGroup, register, stats
 from .integrate.ddp import DdpCompression, compress_ddp
 from .integrate.fsdp import FsdpCompression, compress_fsdp
 from .integrate.gradients import Bucket, GradientSync
@@ -36,12 +37,14 @@ __all__ = [
     "CallOptions",
     "Codec",
     "DdpCompression",
+    "ErrorMonitor",
     "FsdpCompression",
     "GradientSync",
     "GroupOptions",
     "MessageStats",
     "Policy",
     "Stats",
+    "StatsLog",
     "ThinwireError",
     "ThinwireGroup",
     "all_gather",

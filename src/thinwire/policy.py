@@ -10,6 +10,10 @@
     all_reduce = { float32 = "zfp:rate=16", bfloat16 = "zfp:rate=12", float16 = "zfp:rate=12" }
     [axis.tp.role.activation_gradient]
     all_reduce = "bf16"
+    [axis.dp.monitor]                  # measure what encoding loses, see ErrorMonitor
+    every = 50
+    limit = 0.3
+    action = "exact"
 
 What an axis does not name travels uncompressed and is counted as such.
 """
@@ -27,6 +31,7 @@ import torch
 
 from .codecs import Codec, Compressor, parse_compressor
 from .codecs.none import NoneCodec
+from .collectives.monitor import ErrorMonitor
 from .collectives.options import Algorithm
 from .errors import PolicyError, SpecError, nearest
 
@@ -96,7 +101,8 @@ class AxisPolicy:
     codecs: by op. roles: overrides by role. feedback: error-feedback residuals for reduced gradients.
     difference: gathered parameters travel as the difference to what was sent last. min_nbytes: smaller
     messages pass through. algorithm: see :class:`~thinwire.collectives.options.CallOptions`.
-    allow_without_feedback: accept codecs that need error feedback (topk, sign, lowrank) where there is none.
+    allow_without_feedback: accept codecs that need error feedback (topk, sign, lowrank) where there is none. monitor:
+    of what encoding loses.
     """
 
     codecs: Codecs = field(default_factory=dict)
@@ -106,6 +112,7 @@ class AxisPolicy:
     min_nbytes: int = 4096
     algorithm: Algorithm = "two_shot"
     allow_without_feedback: bool = False
+    monitor: ErrorMonitor | None = None
 
     def __post_init__(self) -> None:
         if self.feedback and self.algorithm == "ring":
@@ -182,6 +189,22 @@ class Policy:
         axes = {a: dataclasses.replace(p, feedback=False) for a, p in self.axes.items()}
         return dataclasses.replace(self, name=f"{self.name}-nofeedback", axes=axes)
 
+    def monitored(self, monitor: ErrorMonitor | None, *axes: str) -> Policy:
+        """The same codecs with an error monitor on these axes (none given: on all that the policy names).
+
+        Raises PolicyError for an axis that the policy does not name: it loses nothing.
+        """
+        for axis in axes:
+            if axis not in self.axes:
+                raise PolicyError(
+                    f"policy {self.name}: axis {axis!r} has no codec to monitor; named are {', '.join(self.axes) or 'none'}"
+                )
+        changed = {
+            name: dataclasses.replace(p, monitor=monitor) if not axes or name in axes else p
+            for name, p in self.axes.items()
+        }
+        return dataclasses.replace(self, axes=changed)
+
 
 _PLAIN = AxisPolicy()
 
@@ -190,7 +213,8 @@ def _text(p: AxisPolicy) -> str:
     tables = {"": p.codecs, **{f"role.{r}.": c for r, c in p.roles.items()}}
     codecs = [f"{prefix}{op}={c}" for prefix, table in tables.items() for op, c in sorted(table.items())]
     rest = f"feedback={p.feedback},difference={p.difference},min={p.min_nbytes},{p.algorithm}"
-    return ",".join([*codecs, rest])
+    monitor = [] if p.monitor is None else [f"monitor({p.monitor})"]
+    return ",".join([*codecs, rest, *monitor])
 
 
 def from_toml(path: Path) -> Policy:
@@ -229,7 +253,7 @@ _SETTINGS: dict[str, Callable[[Any], bool]] = {
 
 
 def _axis(axis: str, entries: Mapping[str, Any]) -> AxisPolicy:
-    _known(entries, (*OPS, *_GROUPS_OF_OPS, *_SETTINGS, "role"), f"axis.{axis}")
+    _known(entries, (*OPS, *_GROUPS_OF_OPS, *_SETTINGS, "role", "monitor"), f"axis.{axis}")
     settings = {key: entries[key] for key in _SETTINGS if key in entries}
     for key, value in settings.items():
         if not _SETTINGS[key](value):
@@ -241,9 +265,20 @@ def _axis(axis: str, entries: Mapping[str, Any]) -> AxisPolicy:
     codecs = _codecs(f"axis.{axis}", entries)
     by_role = {role: _codecs(f"axis.{axis}.role.{role}", table) for role, table in roles.items()}
     try:
-        return AxisPolicy(codecs=codecs, roles=by_role, **settings)
+        return AxisPolicy(codecs=codecs, roles=by_role, monitor=_monitor(axis, entries), **settings)
     except SpecError as e:
         raise SpecError(f"axis.{axis}: {e}") from None
+
+
+def _monitor(axis: str, entries: Mapping[str, Any]) -> ErrorMonitor | None:
+    if "monitor" not in entries:
+        return None
+    where, table = f"axis.{axis}.monitor", entries["monitor"]
+    _known(table, [f.name for f in dataclasses.fields(ErrorMonitor)], where)
+    try:
+        return ErrorMonitor(**table)
+    except SpecError as e:
+        raise SpecError(f"{where}: {e}") from None
 
 
 def _codecs(where: str, entries: Mapping[str, Any]) -> Codecs:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from thinwire import ErrorMonitor
 from thinwire.collectives.traffic import PASS_THROUGH, Message, Tally, Traffic
 from thinwire.policy import AxisPolicy, from_dict
 from thinwire.presets import load
@@ -82,6 +84,20 @@ def test_the_end_says_what_went_without_feedback_and_what_passed(capsys: pytest.
     assert any(line.startswith("  passed through") for line in rows.values())
 
 
+def test_errors_have_a_column_where_a_monitor_watches() -> None:
+    said, group = report()
+    fill(group.traffic)
+    plain = said.text()
+    assert "error:" not in plain
+    watched = Message("dp", "all_reduce", "gradient", "int4:block=128", "float32", 10**6)
+    group.traffic.add_error(watched, 0.0625, nonfinite=False, seconds=0.1)
+    rows = {tuple(line.split()[:4]): line.split() for line in said.text().splitlines()}
+    assert rows["axis", "op", "codec", "role"][-1] == "error"
+    assert rows["dp", "all_reduce", "int4:block=128", "gradient"][-3:] == ["0.0625", "error", "feedback"]
+    assert len(rows["dp", "broadcast", PASS_THROUGH, "unknown"]) == len(plain.splitlines()[4].split())
+    assert "error: largest relative L2 error" in said.text()
+
+
 def test_nothing_sent_is_said_too() -> None:
     assert "nothing" in Report(RunSettings("bf16"), load("bf16"), 0).text()
 
@@ -102,3 +118,6 @@ def test_lines_of_an_axis_without_codecs_and_with_roles() -> None:
     assert axis_lines(AxisPolicy()) == ["everything passes through"]
     policy = from_dict({"axis": {"tp": {"role": {"activation": {"all_reduce": "bf16"}}}}}, "test").axis("tp")
     assert "all_reduce of role activation" in axis_lines(policy)[0]
+    assert axis_lines(replace(policy, monitor=ErrorMonitor(limit=0.3)))[1] == (
+        "error monitor: every=50,limit=0.3,action=warn"
+    )

@@ -33,6 +33,7 @@ def all_gather(
     x and outs: flat, one dtype. residual: as in :func:`~thinwire.collectives.reduce_scatter.reduce_scatter`;
     the frames are then fp32, and so must outs be.
     """
+    codec = transport.watch.codec(codec)
     # compensate: from here on the residual holds x + residual, and encoding leaves in it what was lost.
     values = x if residual is None else residual.add_(x)
     in_flight: deque[tuple[list[Tensor], Incoming]] = deque()
@@ -50,6 +51,7 @@ def all_gather(
             seeds=[derive_seed(options.seed, transport.rank, -1, index)],
             residuals=[None if residual is None else part],
             padded=options.padded,
+            measured=index == 0,
         )
         # send
         targets = [out[start : start + step] for out in outs]

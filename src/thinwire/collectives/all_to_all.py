@@ -17,7 +17,7 @@ def all_to_all(
     ins: Sequence[Tensor], outs: Sequence[Tensor], codec: Codec, transport: Metered, options: CallOptions
 ) -> None:
     """Fill ``outs[p]`` with what rank p had for this rank in its ins. Flat, one dtype, any sizes."""
-    me, size = transport.rank, transport.size
+    me, size, codec = transport.rank, transport.size, transport.watch.codec(codec)
     # encode
     values = [x if peer != me and x.numel() else None for peer, x in enumerate(ins)]
     outgoing = frames.encode_each(
@@ -29,6 +29,7 @@ def all_to_all(
         residuals=[None] * size,
         device=ins[0].device,
         padded=options.padded,
+        measured=True,
     )
     # send
     bounds = [

@@ -9,13 +9,17 @@ of another size than expected would end the process inside the transport, withou
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..errors import MismatchError, PeerError
+from ..errors import CheckpointError, MismatchError, PeerError
+from .monitor import EXACT, ErrorMonitor, Monitors, Watch
 from .streams import Ends, Streams
 from .traffic import PASS_THROUGH, Message, Tally, Traffic, raw_nbytes
 from .transport import Metered, Transport
@@ -29,10 +33,10 @@ _TEXT_NBYTES = 160
 
 class Endpoint:
     """Runs collectives over ``transport`` and counts them in ``traffic``; ``streams``: what
-    stateful codecs remember.
+    stateful codecs remember; ``monitors``: what is known of the errors of lossy ones.
 
     device: where the transport's buffers live. who_is_lost: after a collective has failed, says in words which
-    ranks are missing; what it returns is added to the error.
+    ranks are missing; what it returns is added to the error. monitors: by axis, the same on all ranks.
     """
 
     def __init__(
@@ -43,11 +47,13 @@ class Endpoint:
         *,
         device: torch.device = _CPU,
         who_is_lost: Callable[[], str] | None = None,
+        monitors: Mapping[str, ErrorMonitor] | None = None,
     ) -> None:
         self.transport = transport
         self._who_is_lost = who_is_lost
         self.traffic = traffic if traffic is not None else Traffic()
         self.streams = Streams()
+        self.monitors = Monitors(monitors or {})
         self._name = name
         self._device = device
         self._agreed: set[str] = set()  # used by the collectives' worker only
@@ -63,11 +69,15 @@ class Endpoint:
     def size(self) -> int:
         return self.transport.size
 
-    def run(self, message: Message, raw_bytes: float, call: Call) -> None:
+    def run(self, message: Message, raw_bytes: float, call: Call, queue: str = COLLECTIVES) -> None:
         """Run a call now, in this thread, and count it."""
-        tally = Tally()
-        call(Metered(self.transport, tally, Ends.of(self.streams, self.rank, message)))
-        self.traffic.add(message, raw_bytes, tally)
+        tally, watch = Tally(), self.monitors.watch(message, queue)
+        call(Metered(self.transport, tally, Ends.of(self.streams, self.rank, message), watch))
+        self.traffic.add(replace(message, codec=str(EXACT)) if watch.exact else message, raw_bytes, tally)
+        if watch.sampled:
+            if queue == COLLECTIVES:  # sends and receives have told each other
+                self._conclude(message, watch)
+            self.traffic.add_error(message, watch.error, nonfinite=watch.nonfinite, seconds=watch.seconds)
 
     def submit_inline(self, message: Message, raw_bytes: float, call: Call, result: Any) -> Work:
         """Run a collective now, in this thread, for callers that wait at once: no hand-over to a worker and back.
@@ -94,12 +104,14 @@ class Endpoint:
                 worker = self._workers[queue] = Worker(f"{self._name}/{queue}")
 
             run = self._run_collective if queue == COLLECTIVES else self.run
-            return worker.submit(lambda: run(message, raw_bytes, call), result)
+            return worker.submit(lambda: run(message, raw_bytes, call, queue), result)
 
-    def _run_collective(self, message: Message, raw_bytes: float, call: Call) -> None:
+    def _run_collective(
+        self, message: Message, raw_bytes: float, call: Call, queue: str = COLLECTIVES
+    ) -> None:
         try:
             self._compare(message)
-            self.run(message, raw_bytes, call)
+            self.run(message, raw_bytes, call, queue)
         except PeerError as e:
             if self._who_is_lost is None:
                 raise
@@ -114,11 +126,7 @@ class Endpoint:
             return
         raw = text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES)
         mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(self._device)
-        every = mine.new_empty(self.size * _TEXT_NBYTES)
-        tally = Tally()
-        Metered(self.transport, tally).all_gather(every, mine).wait()
-        control = Message(message.axis, "all_gather", "control", PASS_THROUGH, "uint8", every.numel())
-        self.traffic.add(control, raw_nbytes("all_gather", every.numel(), self.size), tally)
+        every, _ = self._gather_control(message.axis, mine)
         texts = [
             bytes(part.tolist()).decode(errors="replace").rstrip() for part in every.view(self.size, -1).cpu()
         ]
@@ -126,6 +134,41 @@ class Endpoint:
             lines = "\n".join(f"  rank {rank}: {other}" for rank, other in enumerate(texts))
             raise MismatchError(f"the ranks of a group run different collectives at the same time:\n{lines}")
         self._agreed.add(text)
+
+    def _conclude(self, message: Message, watch: Watch) -> None:
+        """Let all ranks know what each of them has lost in a sampled collective."""
+        rows = watch.row(self._device)
+        if self.size > 1:
+            rows, waited = self._gather_control(message.axis, rows)
+            watch.seconds += waited
+        watch.conclude(rows.cpu(), speak=self.rank == 0)
+
+    def _gather_control(self, axis: str, mine: Tensor) -> tuple[Tensor, float]:
+        """Every rank's few bytes, one after the other, and the seconds of waiting for them; counted as control traffic."""
+        every, tally = mine.new_empty(self.size * mine.numel()), Tally()
+        Metered(self.transport, tally).all_gather(every, mine).wait()
+        control = Message(axis, "all_gather", "control", PASS_THROUGH, "uint8", every.numel())
+        self.traffic.add(control, raw_nbytes("all_gather", every.numel(), self.size), tally)
+        return every, tally.wire_s
+
+    def dump_states(self) -> bytes:
+        """What stateful codecs and monitors remember, for a checkpoint; no calls may be under way."""
+        return json.dumps({"codecs": self.streams.dump(), "monitors": self.monitors.dump()}).encode()
+
+    def load_states(self, dumped: bytes) -> None:
+        """Go on from :meth:`dump_states`: on every rank of the group, or on none.
+
+        Raises CheckpointError, and changes nothing, if it cannot be that.
+        """
+        try:
+            table = json.loads(dumped)
+            codecs, monitors = dict(table["codecs"]), dict(table["monitors"])
+        except (ValueError, KeyError, TypeError) as e:
+            raise CheckpointError(f"states of a group: {type(e).__name__}: {e}") from e
+        streams = Streams()
+        streams.load(codecs)
+        self.monitors.load(monitors)
+        self.streams = streams
 
     def close(self) -> None:
         """Finish what is queued and end the threads."""

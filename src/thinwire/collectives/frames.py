@@ -76,11 +76,17 @@ def encode_each(
     residuals: Sequence[Tensor | None],
     device: torch.device,
     padded: bool = False,
+    measured: bool = False,
 ) -> Outgoing:
-    """Encode one tensor (None: nothing) for each receiver in ``to`` into one buffer."""
+    """Encode one tensor (None: nothing) for each receiver in ``to`` into one buffer.
+
+    measured: these frames stand for the whole encoding, of which a sampled call's error is taken.
+    """
     bounds = [0 if v is None else wire.max_frame_nbytes(codec, v.numel(), v.dtype) for v in values]
     buffer = torch.empty(sum(bounds), dtype=torch.uint8, device=device)
-    sizes, end = [], 0
+    chosen = transport.watch.choose(codec, values) if measured else None
+    sizes: list[int] = []
+    end = 0
     with transport.tally.encoding():
         for value, bound, peer, seed, residual in zip(values, bounds, to, seeds, residuals, strict=True):
             if value is None:
@@ -91,6 +97,11 @@ def encode_each(
             nbytes = wire.pack(codec, value, room, seed=seed, residual=residual, state=state)
             sizes.append(bound if padded else nbytes)
             end += sizes[-1]
+    if chosen is not None:
+        start, value = sum(sizes[:chosen]), values[chosen]
+        assert value is not None
+        frame = buffer[start : start + sizes[chosen]]
+        transport.watch.after_frame(codec, frame, value, residuals[chosen])
     return Outgoing(buffer[:end], sizes)
 
 

@@ -23,12 +23,10 @@ import torch
 from torch import Tensor
 
 from ..codecs.lowrank import expand, orthonormalize, project, project_back, renew, subtract
-from ..codecs.none import NoneCodec
 from .all_reduce import all_reduce
+from .monitor import EXACT
 from .options import CallOptions
 from .transport import Metered
-
-_EXACT = NoneCodec()
 
 
 @dataclass
@@ -72,7 +70,18 @@ def low_rank_all_reduce(
         return
     out = flat if out is None else out
     # compensate
-    values = flat if residual is None else residual.add_(flat)
+    values, watch = flat if residual is None else residual.add_(flat), transport.watch
+    if watch.exact:
+        total = values.clone()
+        all_reduce(total, EXACT, transport, options)
+        out.copy_(total[begin : begin + out.numel()])
+        if residual is not None:
+            residual.zero_()
+        return
+    lost = residual
+    if watch.sampled:
+        watch.before(values)
+        lost = values.clone() if residual is None else residual
     gaps = list(_gaps(matrices, flat.numel()))
     # P = M Q
     first = flat.new_empty(
@@ -83,7 +92,7 @@ def low_rank_all_reduce(
         for matrix, p in zip(matrices, ps, strict=True):
             project(matrix.view(values), matrix.q, p)
         _gather_gaps(values, gaps, rest)
-    all_reduce(first, _EXACT, transport, options)
+    all_reduce(first, EXACT, transport, options)
     # Q = M^T P; the residual needs the rank's own, so it comes before the sum
     second = flat.new_empty(sum(m.q.numel() for m in matrices))
     qs, _ = _thin(second, [(m.q.shape[0], m.columns) for m in matrices])
@@ -91,9 +100,9 @@ def low_rank_all_reduce(
         for matrix, p, q in zip(matrices, ps, qs, strict=True):
             orthonormalize(p)
             project_back(matrix.view(values), p, q)
-            if residual is not None:
-                subtract(matrix.view(residual), p, q)
-    all_reduce(second, _EXACT, transport, options)
+            if lost is not None:
+                subtract(matrix.view(lost), p, q)
+    all_reduce(second, EXACT, transport, options)
     # P Q^T
     with transport.tally.decoding():
         for matrix, p, q in zip(matrices, ps, qs, strict=True):
@@ -103,8 +112,10 @@ def low_rank_all_reduce(
         for (gap, end), part in zip(gaps, torch.split(rest, [b - a for a, b in gaps]), strict=True):
             start, stop = _overlap(gap, end, begin, out.numel())
             out[start - begin : stop - begin] = part[start - gap : stop - gap]
-            if residual is not None:
-                residual[gap:end] = 0
+            if lost is not None:
+                lost[gap:end] = 0
+    if watch.sampled and lost is not None:
+        watch.after(lost)
 
 
 def _gaps(matrices: Sequence[Matrix], numel: int) -> Iterator[tuple[int, int]]:

@@ -16,30 +16,47 @@ from .transport import Metered, Pending
 
 def send(x: Tensor, codec: Codec, transport: Metered, dst: int, seed: int = 0) -> None:
     """Send x (flat, contiguous) to rank dst; returns when the bytes have left the buffer."""
-    frame, sending = send_frame(x, codec, transport, dst, seed)
+    watch = transport.watch
+    frame, sending = send_frame(x, watch.codec(codec), transport, dst, seed, measured=True)
     for pending in sending:
         pending.wait()
     del frame
+    if watch.sampled:
+        row = watch.row(x.device)
+        transport.send(row, dst).wait()
+        watch.conclude(row.cpu(), speak=True)
 
 
 def recv(out: Tensor, codec: Codec, transport: Metered, src: int) -> None:
     """Fill out (flat, contiguous) with the next tensor from rank src."""
+    watch = transport.watch
+    codec = watch.codec(codec)
     frame = recv_frame(codec, out.numel(), out.dtype, transport, src, out.device)
     with transport.tally.decoding():
         state = transport.ends.receiver(codec, out.numel(), out.dtype, src, transport.rank)
         wire.unpack(codec, frame, out, state=state)
+    if watch.sampled:
+        row = watch.row(out.device)  # of the right size
+        transport.recv(row, src).wait()
+        watch.conclude(row.cpu(), speak=False)
 
 
 def send_frame(
-    x: Tensor, codec: Codec, transport: Metered, dst: int, seed: int
+    x: Tensor, codec: Codec, transport: Metered, dst: int, seed: int, *, measured: bool = False
 ) -> tuple[Tensor, list[Pending]]:
-    """Encode x and start sending it. The frame must be kept until the transfers are done."""
+    """Encode x and start sending it. The frame must be kept until the transfers are done.
+
+    measured: as of :func:`~thinwire.collectives.frames.encode_each`.
+    """
     bound = wire.max_frame_nbytes(codec, x.numel(), x.dtype)
     buffer = torch.empty(bound, dtype=torch.uint8, device=x.device)
+    chosen = transport.watch.choose(codec, [x]) if measured else None
     with transport.tally.encoding():
         state = transport.ends.sender(codec, x.numel(), x.dtype, dst)
         nbytes = wire.pack(codec, x, buffer, seed=seed, state=state)
     frame = buffer[:nbytes]
+    if chosen is not None:
+        transport.watch.after_frame(codec, frame, x, None)
     if codec.fixed_size:
         return frame, [transport.send(frame, dst)]
     transport.tally.two_phase += 1

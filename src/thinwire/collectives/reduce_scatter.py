@@ -34,7 +34,7 @@ def reduce_scatter(
     residual: fp32, numel of x; added to x before encoding and replaced by what encoding lost. The rank's
     own chunk loses nothing. x is not changed.
     """
-    me = transport.rank
+    me, codec = transport.rank, transport.watch.codec(codec)
     # compensate: from here on the residual holds x + residual, and encoding leaves in it what was lost.
     values = x if residual is None else residual.add_(x)
     mine = slice(*chunks.bounds(me))
@@ -53,6 +53,7 @@ def reduce_scatter(
             residuals=parts if residual is not None else [None] * chunks.size,
             device=x.device,
             padded=options.padded,
+            measured=index == 0,
         )
         # send
         own = _part(values, chunks, me, segment)

@@ -21,7 +21,7 @@ def ring_reduce_scatter(
     x: Tensor, codec: Codec, transport: Metered, chunks: Chunks, options: CallOptions
 ) -> Tensor:
     """The fp32 sum (mean) over all ranks of this rank's chunk of x. x is not changed."""
-    size, me = transport.size, transport.rank
+    size, me, codec = transport.size, transport.rank, transport.watch.codec(codec)
     after, before = (me + 1) % size, (me - 1) % size
     # The chunk of rank p starts at rank p + 1 and reaches p after size - 1 hops.
     partial = _wide_copy(x[slice(*chunks.bounds(before))])
@@ -29,7 +29,12 @@ def ring_reduce_scatter(
         target = (before - hop) % size
         # encode -> send
         sent, sending = send_frame(
-            partial.to(x.dtype), codec, transport, after, derive_seed(options.seed, me, target, hop)
+            partial.to(x.dtype),
+            codec,
+            transport,
+            after,
+            derive_seed(options.seed, me, target, hop),
+            measured=hop == 1,
         )
         own = x[slice(*chunks.bounds(target))]
         frame = recv_frame(codec, own.numel(), own.dtype, transport, before, own.device)

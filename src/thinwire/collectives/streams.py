@@ -6,8 +6,9 @@ see the same frames in the same order, so their states stay equal without a word
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -36,18 +37,18 @@ class Streams:
                 self._states[name] = found
         return found
 
-    def dump(self) -> bytes:
-        """All states, for a checkpoint."""
-        return json.dumps({name: s.dump() for name, s in sorted(self._states.items())}).encode()
+    def dump(self) -> dict[str, Any]:
+        """All states, of JSON's types, for a checkpoint."""
+        return {name: s.dump() for name, s in sorted(self._states.items())}
 
-    def load(self, dumped: bytes) -> None:
+    def load(self, dumped: Mapping[str, Any]) -> None:
         """Go on from what :meth:`dump` gave: on every rank of the group, or on none.
 
         Raises CheckpointError, and changes nothing, if it cannot be that.
         """
         loaded: dict[str, CodecState] = {}
         try:
-            for name, entry in json.loads(dumped).items():
+            for name, entry in dumped.items():
                 state = parse(name.split(" ")[0]).new_state()
                 if state is None:
                     raise CheckpointError(f"{name}: this codec has no state")

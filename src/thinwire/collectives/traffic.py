@@ -90,12 +90,26 @@ class Message:
 
 
 @dataclass
+class Errors:
+    """What an error monitor has found in sampled calls. Errors are relative L2 errors of what was encoded."""
+
+    sampled: int = 0
+    nonfinite: int = 0
+    """Sampled calls with NaN or Inf in what was encoded: they have no error."""
+    last: float | None = None
+    max: float | None = None
+    seconds: float = 0.0
+    """What measuring took: CPU time, and waiting for the other ranks' results."""
+
+
+@dataclass
 class Entry:
     """How often a message was sent, and what that cost."""
 
     calls: int = 0
     raw_bytes: float = 0.0
     tally: Tally = field(default_factory=Tally)
+    errors: Errors = field(default_factory=Errors)
 
 
 class Traffic:
@@ -112,6 +126,17 @@ class Traffic:
             entry.calls += 1
             entry.raw_bytes += raw_bytes
             entry.tally.add(tally)
+
+    def add_error(self, message: Message, error: float | None, *, nonfinite: bool, seconds: float) -> None:
+        """Count a sampled call. error: None if there is none: only zeros were encoded, or ``nonfinite``."""
+        with self._lock:
+            errors = self._entries[message].errors
+            errors.sampled += 1
+            errors.nonfinite += nonfinite
+            errors.seconds += seconds
+            if error is not None:
+                errors.last = error
+                errors.max = error if errors.max is None else max(errors.max, error)
 
     def reset(self) -> None:
         """Forget everything."""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import PeerError
+from .monitor import IDLE, Watch
 from .rounds import Round, Rounds
 from .streams import Ends, Streams
 from .traffic import Tally
@@ -155,15 +156,19 @@ class TorchTransport:
 class Metered:
     """A transport for one call of a collective: it counts the bytes sent and the time waited.
 
-    ends: what stateful codecs remember of such calls; None: nothing, each call begins anew.
+    ends: what stateful codecs remember of such calls; None: nothing, each call begins anew. watch: the error monitor of the
+    call, which says whether it is encoded with its codec at all; None: nobody watches.
     """
 
-    def __init__(self, inner: Transport, tally: Tally, ends: Ends | None = None) -> None:
+    def __init__(
+        self, inner: Transport, tally: Tally, ends: Ends | None = None, watch: Watch | None = None
+    ) -> None:
         self._inner = inner
         self.tally = tally
         self.rank = inner.rank
         self.size = inner.size
         self.ends = ends if ends is not None else Ends(Streams(), inner.rank, "")
+        self.watch = watch if watch is not None else IDLE
 
     def all_to_all(
         self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]

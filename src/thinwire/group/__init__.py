@@ -1,10 +1,11 @@
 """The drop-in process group. :mod:`.options`, :mod:`.base` (what every message passes), :mod:`.ops` (the operations),
-:mod:`.statistics` (what was sent)."""
+:mod:`.statistics` and :mod:`.stats_log` (what was sent)."""
 
 from .base import BACKEND, ROLE_TAGS
 from .ops import ThinwireGroup, register
 from .options import GroupOptions
 from .statistics import MessageStats, Stats, stats
+from .stats_log import StatsLog
 
 __all__ = [
     "BACKEND",
@@ -12,6 +13,7 @@ __all__ = [
     "GroupOptions",
     "MessageStats",
     "Stats",
+    "StatsLog",
     "ThinwireGroup",
     "register",
     "stats",

@@ -65,7 +65,11 @@ class GroupBase(dist.ProcessGroup):
         if any(p.compresses for p in self.policy.axes.values()):
             self._frames = self.make_inner(PrefixStore("frames", store), timeout)
             self._endpoint = Endpoint(
-                TorchTransport(self._frames), self.traffic, device=devices[0], who_is_lost=self._who_is_lost
+                TorchTransport(self._frames),
+                self.traffic,
+                device=devices[0],
+                who_is_lost=self._who_is_lost,
+                monitors={axis: p.monitor for axis, p in self.policy.axes.items() if p.monitor is not None},
             )
         # What is not overridden here falls through to the inner group's backend.
         for device in devices:
@@ -216,11 +220,12 @@ class GroupBase(dist.ProcessGroup):
         return codec, policy, Message(axis, op, role, name, str(dtype).removeprefix("torch."), nbytes)
 
     def codec_states(self) -> bytes:
-        """What this rank's stateful codecs remember (codebooks), for a checkpoint; no calls may be under way.
+        """What this rank's stateful codecs (codebooks) and error monitors remember; no calls may be under way.
 
-        Without it a group begins anew: the values stay the same, the first messages are larger.
+        For a checkpoint. Without it codecs begin anew: the values stay the same, the first messages are larger; and so do
+        monitors: what travelled as it was since it had passed its limit is encoded again until it does so anew.
         """
-        return self._endpoint.streams.dump() if self._endpoint is not None else b"{}"
+        return self._endpoint.dump_states() if self._endpoint is not None else b"{}"
 
     def load_codec_states(self, states: bytes) -> None:
         """Go on from :meth:`codec_states`, before the first call: on every rank of the group, or on none.
@@ -228,7 +233,7 @@ class GroupBase(dist.ProcessGroup):
         Raises CheckpointError, and changes nothing, if they cannot be those.
         """
         if self._endpoint is not None:
-            self._endpoint.streams.load(states)
+            self._endpoint.load_states(states)
 
     def call_options(self, policy: AxisPolicy, *, mean: bool = False) -> CallOptions:
         """Options of the next call; its seed is different for each call and the same on all ranks."""

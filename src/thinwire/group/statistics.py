@@ -15,7 +15,9 @@ from ..errors import UnsupportedError
 
 _COUNTS = (
     "calls", "raw_bytes", "wire_bytes", "encode_s", "wire_s", "decode_s", "two_phase", "padded",
+    "sampled", "nonfinite", "monitor_s",
 )  # fmt: skip
+_ERRORS = ("relative_error", "max_relative_error")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class MessageStats:
     raw_bytes: what the uncompressed op would have sent; wire_bytes: what was sent. encode_s and decode_s are CPU
     seconds, wire_s seconds of waiting; of what passes through, wire_s runs from the call to the end of the wait.
     two_phase, padded: exchanges of sizes, and of padded frames, of codecs of variable size.
+
+    Where an error monitor watches: sampled: calls that it has measured, of which ``nonfinite`` had NaN or Inf in what was
+    encoded; monitor_s: seconds that this took, waiting for other ranks included. relative_error: of the last sampled
+    call (the largest of these, where several kinds of messages are summed up), max_relative_error: of all;
+    None: there is none. They are the same on all ranks of a group.
     """
 
     axis: str
@@ -39,6 +46,11 @@ class MessageStats:
     decode_s: float = 0.0
     two_phase: int = 0
     padded: int = 0
+    sampled: int = 0
+    nonfinite: int = 0
+    monitor_s: float = 0.0
+    relative_error: float | None = None
+    max_relative_error: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -59,15 +71,24 @@ class Stats:
     @staticmethod
     def of(traffics: Iterable[Traffic]) -> Stats:
         """Sums over the counters of several groups."""
-        sums: dict[tuple[str, str, str, str], list[Any]] = {}
+        sums: dict[tuple[str, str, str, str], MessageStats] = {}
         for traffic in traffics:
             for message, entry in traffic.entries().items():
                 key = message.axis, message.op, message.role, message.codec
-                values = {"calls": entry.calls, "raw_bytes": entry.raw_bytes, **asdict(entry.tally)}
-                into = sums.setdefault(key, [0] * len(_COUNTS))
-                for index, name in enumerate(_COUNTS):
-                    into[index] += values[name]
-        return Stats(tuple(MessageStats(*key, *values) for key, values in sorted(sums.items())))
+                errors = entry.errors
+                found = MessageStats(
+                    *key,
+                    calls=entry.calls,
+                    raw_bytes=entry.raw_bytes,
+                    **asdict(entry.tally),
+                    sampled=errors.sampled,
+                    nonfinite=errors.nonfinite,
+                    monitor_s=errors.seconds,
+                    relative_error=errors.last,
+                    max_relative_error=errors.max,
+                )
+                sums[key] = found if key not in sums else _add(sums[key], found)
+        return Stats(tuple(found for _, found in sorted(sums.items())))
 
     def by(self, *names: str) -> dict[tuple[str, ...], MessageStats]:
         """Sums over messages with the same ``names``, of axis, op, role, codec; fields that differ are ``*``."""
@@ -78,11 +99,16 @@ class Stats:
         return sums
 
     def scalars(self, prefix: str = "thinwire") -> dict[str, float]:
-        """Flat numbers for a metrics writer: ``PREFIX/AXIS/OP/NAME``, e.g. ``thinwire/dp/all_reduce/ratio``."""
+        """Flat numbers for a metrics writer: ``PREFIX/AXIS/OP/NAME``, e.g. ``thinwire/dp/all_reduce/ratio``.
+
+        Errors are among them once one has been measured.
+        """
         found: dict[str, float] = {}
         for (axis, op), sums in self.by("axis", "op").items():
             found |= {f"{prefix}/{axis}/{op}/{name}": float(getattr(sums, name)) for name in _COUNTS}
             found[f"{prefix}/{axis}/{op}/ratio"] = sums.ratio
+            errors = {name: getattr(sums, name) for name in _ERRORS}
+            found |= {f"{prefix}/{axis}/{op}/{name}": e for name, e in errors.items() if e is not None}
         return found
 
     def as_dicts(self) -> list[dict[str, Any]]:
@@ -93,6 +119,8 @@ class Stats:
 def _add(a: MessageStats, b: MessageStats) -> MessageStats:
     def join(name: str) -> Any:
         mine, other = getattr(a, name), getattr(b, name)
+        if name in _ERRORS:
+            return max((error for error in (mine, other) if error is not None), default=None)
         return mine + other if name in _COUNTS else mine if mine == other else "*"
 
     return MessageStats(*(join(f.name) for f in fields(MessageStats)))

@@ -5,18 +5,15 @@ Plain text on stderr, so that a rank needs no more than the library does, and th
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from types import TracebackType
 
 from ..codecs import parse_compressor
 from ..collectives.traffic import Message, Traffic
-from ..group import MessageStats, Stats, ThinwireGroup
+from ..group import MessageStats, Stats, StatsLog, ThinwireGroup
 from ..policy import AxisPolicy, ByDtype, Policy
 from .settings import RunSettings
 
@@ -52,8 +49,7 @@ class Report:
         self._rank = rank
         self._traffics: list[Traffic] = []  # held: scripts destroy their groups before they end
         self._said: set[str] = set()
-        self._start_s = time.monotonic()
-        self._log = None if settings.log is None else log_path(settings.log, rank)
+        self._log: StatsLog | None = None
         self._log_every = settings.log_every
         self._ended = threading.Event()
 
@@ -107,14 +103,24 @@ class Report:
         messages = self.stats().messages
         if not messages:
             return f"{title}: nothing; the script has used no group\n"
-        rows = [[*_words(message), *_numbers(message), self._note(message)] for message in messages]
+        monitored = any(message.sampled for message in messages)
+        rows = [self._row(message, monitored) for message in messages]
         compressed = Stats(tuple(m for m in messages if m.compressed))
         passed = Stats(tuple(m for m in messages if not m.compressed))
         for name, part in (("compressed", compressed), ("passed through", passed), ("all", Stats(messages))):
             for total in part.by().values():
-                rows.append([name, "", "", "", *_numbers(total), ""])
+                rows.append([name, "", "", "", *_numbers(total), *([""] if monitored else []), ""])
         note = "  encode, decode: CPU seconds; wire: seconds of waiting, which overlap with computing\n"
-        return f"{title}\n{_aligned([list(_HEAD), *rows])}{note}"
+        head = list(_HEAD)
+        if monitored:
+            head.insert(-1, "error")
+            note += "  error: largest relative L2 error of sampled messages, over all ranks\n"
+        return f"{title}\n{_aligned([head, *rows])}{note}"
+
+    def _row(self, message: MessageStats, monitored: bool) -> list[str]:
+        error = message.max_relative_error
+        shown = "" if error is None else f"{error:.4f}"
+        return [*_words(message), *_numbers(message), *([shown] if monitored else []), self._note(message)]
 
     def _note(self, message: MessageStats) -> str:
         if not message.compressed or not wants_feedback(self._policy.axis(message.axis), message):
@@ -126,9 +132,10 @@ class Report:
         threading.Thread(target=lambda: _write(self.text())).start()
 
     def __enter__(self) -> Report:
-        if self._log is not None:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            self._log.touch()
+        if self.settings.log is not None:
+            self._log = StatsLog(
+                self.settings.log, rank=self._rank, source=self.stats, policy=self._policy.name
+            )
             if self._log_every:
                 threading.Thread(target=self._keep_log, daemon=True, name="thinwire-log").start()
         return self
@@ -146,22 +153,8 @@ class Report:
             self._write_log()
 
     def _write_log(self) -> None:
-        if self._log is None:
-            return
-        record = {
-            "rank": self._rank,
-            "seconds": round(time.monotonic() - self._start_s, 3),
-            "policy": self._policy.name,
-            "messages": self.stats().as_dicts(),
-        }
-        with self._log.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-
-
-def log_path(log: str, rank: int) -> Path:
-    """FILE.jsonl -> FILE.rankN.jsonl."""
-    path = Path(log)
-    return path.with_name(f"{path.stem}.rank{rank}{path.suffix or '.jsonl'}")
+        if self._log is not None:
+            self._log.log()
 
 
 def axis_lines(policy: AxisPolicy) -> list[str]:
@@ -180,6 +173,8 @@ def axis_lines(policy: AxisPolicy) -> list[str]:
         lines.append(text)
     if not lines:
         return ["everything passes through"]
+    if policy.monitor is not None:
+        lines.append(f"error monitor: {policy.monitor}")
     return [*lines, f"other ops, other dtypes and messages under {policy.min_nbytes} bytes pass through"]
 
 
