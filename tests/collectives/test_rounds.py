@@ -9,7 +9,7 @@ class Log:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def round(self, name: str, nbytes: int) -> Round:
+    def round(self, name: str, nbytes: int | None) -> Round:
         def start() -> list["Transfer"]:
             self.events.append(f"start {name}")
             return [Transfer(self, name)]
@@ -51,4 +51,16 @@ def test_waiting_for_a_later_exchange_finishes_the_earlier_ones() -> None:
     rounds.add([log.round("b", LARGE)]).wait()
     assert log.events == ["start a", "end a", "start b", "end b"]
     first.wait()
-    assert rounds.add([]).left == 0
+    rounds.add([]).wait()
+
+
+def test_a_round_that_forwards_waits_for_the_one_before() -> None:
+    log, rounds = Log(), Rounds()
+    pending = rounds.add(log.round(str(i), None) for i in range(3))
+    assert log.events == ["start 0"]
+    pending.wait(1)
+    assert log.events == ["start 0", "end 0", "start 1"]
+    pending.wait(0)
+    assert len(log.events) == 3
+    pending.wait()
+    assert log.events[3:] == ["end 1", "start 2", "end 2"]

@@ -65,8 +65,11 @@ def all_gather(
 
 
 def _decode(codec: Codec, targets: list[Tensor], incoming: Incoming, transport: Metered) -> None:
-    received = incoming.wait()
-    with transport.tally.decoding():
-        for peer, (frame, target) in enumerate(zip(received, targets, strict=True)):
+    # Its own first, then as they come round the ring.
+    for hop in range(transport.size):
+        peer = (transport.rank - hop) % transport.size
+        frame, target = incoming.wait_for(peer), targets[peer]
+        with transport.tally.decoding():
             state = transport.ends.receiver(codec, target.numel(), target.dtype, peer, EVERYONE)
             wire.unpack(codec, frame, target, state=state)
+    incoming.finish()

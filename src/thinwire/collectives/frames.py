@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import wire
 from ..codecs.base import Codec
 from ..errors import WireError
-from .transport import Metered, Pending
+from .transport import Exchange, Metered
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,24 @@ class Outgoing:
 
 @dataclass
 class Incoming:
-    """Frames on their way from each peer; ``wait`` gives them, an empty tensor where there is none."""
+    """Frames on their way from each peer."""
 
-    pending: Pending
+    exchange: Exchange
     buffer: Tensor
     sizes: list[int]
     keep: Tensor  # what is being sent must outlive the transfer
 
-    def wait(self) -> list[Tensor]:
-        self.pending.wait()
-        return list(torch.split(self.buffer, self.sizes))
+    def __post_init__(self) -> None:
+        self._frames = torch.split(self.buffer, self.sizes)
+
+    def wait_for(self, peer: int) -> Tensor:
+        """The frame of rank ``peer``, as soon as it is there; empty if there is none."""
+        self.exchange.wait_for(peer)
+        return self._frames[peer]
+
+    def finish(self) -> None:
+        """Return when all frames are there, and what was sent has left."""
+        self.exchange.wait()
 
 
 def encode_each(
@@ -117,8 +125,8 @@ def exchange(
             sizes = _exchange_sizes(outgoing, transport)
             _check_sizes(sizes, bounds)
     buffer = outgoing.buffer.new_empty(sum(sizes))
-    pending = transport.all_to_all(buffer, outgoing.buffer, sizes, outgoing.sizes)
-    return Incoming(pending, buffer, sizes, outgoing.buffer)
+    exchange = transport.all_to_all(buffer, outgoing.buffer, sizes, outgoing.sizes)
+    return Incoming(exchange, buffer, sizes, outgoing.buffer)
 
 
 def gather(
@@ -142,8 +150,8 @@ def gather(
         mine = frame.new_zeros(slot)
         mine[: frame.numel()] = frame
     buffer = mine.new_empty(slot * transport.size)
-    pending = transport.all_gather(buffer, mine)
-    return Incoming(pending, buffer, [slot] * transport.size, mine)
+    exchange = transport.all_gather(buffer, mine)
+    return Incoming(exchange, buffer, [slot] * transport.size, mine)
 
 
 def equal_parts(flat: Tensor, size: int) -> list[Tensor]:

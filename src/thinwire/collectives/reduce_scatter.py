@@ -75,17 +75,18 @@ def reduce_scatter(
 def _decode_add(
     codec: Codec, own: Tensor, total: Tensor, where: slice, incoming: Incoming, transport: Metered
 ) -> None:
-    received = incoming.wait()
-    if where.start == where.stop:
-        return
     into = total[where]
-    with transport.tally.decoding():
-        for peer, frame in enumerate(received):
-            if peer == transport.rank:
-                into += own[where]
-            else:
+    if into.numel():
+        # In rank order, each frame as soon as it and those before it are there.
+        for peer in range(transport.size):
+            frame = incoming.wait_for(peer)
+            with transport.tally.decoding():
+                if peer == transport.rank:
+                    into += own[where]
+                    continue
                 state = transport.ends.receiver(codec, into.numel(), own.dtype, peer, transport.rank)
                 wire.unpack_add(codec, frame, into, own.dtype, state=state)
+    incoming.finish()
 
 
 def _segments(chunks: Chunks, granule: int, segment_numel: int) -> list[slice]:

@@ -2,8 +2,11 @@
 
 An all-to-all whose messages all leave at once fills every link from several sides: senders lose frames to each other, and
 what is left of the slowest pair goes over a link that is otherwise idle. In rounds, in which every rank sends to the one
-d places on and receives from the one d places back, each link carries one message in each direction. Four hosts with links
+d places back and receives from the one d places on, each link carries one message in each direction. Four hosts with links
 of 200 Mbit/s, 8 MiB: 1.44 times the time that the bytes take at the link's rate when all leave at once, 1.10 in rounds.
+
+A gather is a ring: in every round each rank hands on what came in the round before. What has come is decoded while the
+next round is under way.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ class Waits(Protocol):
 
 @dataclass(frozen=True)
 class Round:
-    """One exchange: nbytes, the larger of what is sent and received; start: starts both transfers."""
+    """One exchange of pairs. start: starts both transfers. nbytes: the larger of what is sent and received; None: not before
+    all earlier rounds are done, however small, for it sends what they bring."""
 
-    nbytes: int
+    nbytes: int | None
     start: Callable[[], Iterable[Waits]]
 
 
@@ -43,7 +47,7 @@ class Rounds:
         """Queue the rounds of an exchange, and start what may start. They go on when somebody waits."""
         pending = RoundsPending(self)
         for each in rounds:
-            pending.left += 1
+            pending.count += 1
             self._due.append((each, pending))
         self._start()
         return pending
@@ -54,24 +58,28 @@ class Rounds:
         for work in works:
             work.wait()
         self._nbytes -= nbytes
-        pending.left -= 1
+        pending.done += 1
         self._start()
 
     def _start(self) -> None:
-        while self._due and (not self._under_way or self._nbytes + self._due[0][0].nbytes <= _AT_ONCE_NBYTES):
-            each, pending = self._due.popleft()
-            self._under_way.append((each.nbytes, list(each.start()), pending))
-            self._nbytes += each.nbytes
+        while self._due:
+            each, pending = self._due[0]
+            nbytes = _AT_ONCE_NBYTES + 1 if each.nbytes is None else each.nbytes
+            if self._under_way and self._nbytes + nbytes > _AT_ONCE_NBYTES:
+                return
+            self._due.popleft()
+            self._under_way.append((nbytes, list(each.start()), pending))
+            self._nbytes += nbytes
 
 
 class RoundsPending:
-    """The rounds of one exchange. left: those that are not done."""
+    """The rounds of one exchange: how many there are, and how many are done."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
-        self.left = 0
+        self.count = self.done = 0
 
-    def wait(self) -> None:
-        """Return when all of them are done, and with them all that were added before."""
-        while self.left:
+    def wait(self, number: int | None = None) -> None:
+        """Return when the first ``number`` of them (None: all) are done, and with them all that were added before."""
+        while self.done < (self.count if number is None else number):
             self._rounds.finish_one()

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from ..errors import PeerError
 from .monitor import IDLE, Watch
-from .rounds import Round, Rounds
+from .rounds import Round, Rounds, RoundsPending
 from .streams import Ends, Streams
 from .traffic import Tally
 
 # Messages of rounds and of send and recv, which other threads start, must not be taken for each other.
 _SINGLE_TAG, _ROUNDS_TAG = 0, 1
+_RING_NBYTES = 64 << 10  # of a rank's message; the group's own gather has fewer changes of thread
 
 
 class Pending(Protocol):
@@ -30,6 +31,13 @@ class Pending(Protocol):
 
     def wait(self) -> None:
         """Return when the transfer is done; raise PeerError if a peer was lost or the time is up."""
+
+
+class Exchange(Pending, Protocol):
+    """A transfer from every peer."""
+
+    def wait_for(self, peer: int) -> None:
+        """As ``wait``, for what comes from rank ``peer`` alone."""
 
 
 class Transport(Protocol):
@@ -40,10 +48,10 @@ class Transport(Protocol):
 
     def all_to_all(
         self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
-    ) -> Pending:
+    ) -> Exchange:
         """Send ``in_splits[p]`` bytes of inp to each rank p, receive ``out_splits[p]`` bytes from it."""
 
-    def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
+    def all_gather(self, out: Tensor, inp: Tensor) -> Exchange:
         """``out`` (size * n bytes) becomes every rank's ``inp`` (n bytes, the same n everywhere)."""
 
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
@@ -66,6 +74,10 @@ class _TorchPending:
         if self._work is not None:
             with self._lost_peer():
                 self._work.wait()
+            self._work = None
+
+    def wait_for(self, peer: int) -> None:
+        self.wait()
 
     @contextmanager
     def _lost_peer(self) -> Iterator[None]:
@@ -73,6 +85,19 @@ class _TorchPending:
             yield
         except RuntimeError as e:
             raise PeerError(f"{self._what} failed: {e}") from e
+
+
+class _InRounds:
+    """An exchange in rounds; number: peer -> how many of them until its message is there."""
+
+    def __init__(self, pending: RoundsPending, number: Callable[[int], int]) -> None:
+        self._pending, self._number = pending, number
+
+    def wait(self) -> None:
+        self._pending.wait()
+
+    def wait_for(self, peer: int) -> None:
+        self._pending.wait(self._number(peer))
 
 
 class TorchTransport:
@@ -90,28 +115,46 @@ class TorchTransport:
 
     def all_to_all(
         self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
-    ) -> Pending:
+    ) -> Exchange:
         if inp.device.type == "cpu":
-            return self._in_rounds(out, inp, out_splits, in_splits)
+            return self._swap_in_rounds(torch.split(out, list(out_splits)), torch.split(inp, list(in_splits)))
         # alltoall_base and _allgather_base: the names that 2.11 and 2.13 share.
         return _TorchPending(
             lambda: self._group.alltoall_base(out, inp, list(out_splits), list(in_splits)),
             f"rank {self.rank}: all_to_all among {self.size} ranks",
         )
 
-    def _in_rounds(
-        self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
-    ) -> Pending:
-        outs, ins = torch.split(out, list(out_splits)), torch.split(inp, list(in_splits))
-        outs[self.rank].copy_(ins[self.rank])
-        return self._rounds.add(
-            self._round(outs[(self.rank - d) % self.size], ins[(self.rank + d) % self.size], d)
-            for d in range(1, self.size)
+    def all_gather(self, out: Tensor, inp: Tensor) -> Exchange:
+        if inp.device.type == "cpu" and inp.numel() >= _RING_NBYTES:
+            return self._gather_in_rounds(torch.split(out, inp.numel()), inp)
+        return _TorchPending(
+            lambda: self._group._allgather_base(out, inp),
+            f"rank {self.rank}: all_gather among {self.size} ranks",
         )
 
-    def _round(self, arriving: Tensor, leaving: Tensor, distance: int) -> Round:
-        """Send to the rank ``distance`` places on, receive from the one as many back. Empty messages do not travel."""
-        source, to = (self.rank - distance) % self.size, (self.rank + distance) % self.size
+    def _swap_in_rounds(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> Exchange:
+        me, size = self.rank, self.size
+        outs[me].copy_(ins[me])
+        rounds = [
+            self._round(outs[(me + d) % size], (me + d) % size, ins[(me - d) % size], (me - d) % size)
+            for d in range(1, size)
+        ]
+        return _InRounds(self._rounds.add(rounds), lambda peer: (peer - me) % size)
+
+    def _gather_in_rounds(self, outs: Sequence[Tensor], inp: Tensor) -> Exchange:
+        me, size = self.rank, self.size
+        outs[me].copy_(inp)
+        before, after = (me - 1) % size, (me + 1) % size
+        rounds = [
+            self._round(outs[(me - d) % size], before, outs[(me - d + 1) % size], after, forwards=True)
+            for d in range(1, size)
+        ]
+        return _InRounds(self._rounds.add(rounds), lambda peer: (me - peer) % size)
+
+    def _round(
+        self, arriving: Tensor, source: int, leaving: Tensor, to: int, *, forwards: bool = False
+    ) -> Round:
+        """Receive from one rank, send to another. Empty messages do not travel: both ends know the sizes."""
 
         def start() -> list[Pending]:
             started: list[Pending] = []
@@ -121,13 +164,7 @@ class TorchTransport:
                 started.append(self._send(leaving, to, _ROUNDS_TAG))
             return started
 
-        return Round(max(arriving.numel(), leaving.numel()), start)
-
-    def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
-        return _TorchPending(
-            lambda: self._group._allgather_base(out, inp),
-            f"rank {self.rank}: all_gather among {self.size} ranks",
-        )
+        return Round(None if forwards else max(arriving.numel(), leaving.numel()), start)
 
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         options = dist.BroadcastOptions()
@@ -172,13 +209,13 @@ class Metered:
 
     def all_to_all(
         self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
-    ) -> Pending:
+    ) -> Exchange:
         self.tally.wire_bytes += sum(in_splits) - in_splits[self.rank]
-        return self._timed(self._inner.all_to_all(out, inp, out_splits, in_splits))
+        return _TimedExchange(self._inner.all_to_all(out, inp, out_splits, in_splits), self.tally)
 
-    def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
+    def all_gather(self, out: Tensor, inp: Tensor) -> Exchange:
         self.tally.wire_bytes += inp.numel() * (self.size - 1)
-        return self._timed(self._inner.all_gather(out, inp))
+        return _TimedExchange(self._inner.all_gather(out, inp), self.tally)
 
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         # A tree: every rank but the root receives the buffer once; who sends it is the transport's choice.
@@ -204,3 +241,13 @@ class _TimedPending:
     def wait(self) -> None:
         with self._tally.waiting():
             self._pending.wait()
+
+
+class _TimedExchange(_TimedPending):
+    def __init__(self, exchange: Exchange, tally: Tally) -> None:
+        super().__init__(exchange, tally)
+        self._exchange = exchange
+
+    def wait_for(self, peer: int) -> None:
+        with self._tally.waiting():
+            self._exchange.wait_for(peer)
