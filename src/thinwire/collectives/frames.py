@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import wire
 from ..codecs.base import Codec
 from ..errors import WireError
-from .transport import Exchange, Metered
+from .transport import Exchange, Metered, Pending
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,32 @@ class Outgoing:
 
 @dataclass
 class Incoming:
-    """Frames on their way from each peer."""
+    """Frames on their way from each peer; ``wait`` gives them, an empty tensor where there is none."""
+
+    pending: Pending
+    buffer: Tensor
+    sizes: list[int]
+    keep: Tensor  # what is being sent must outlive the transfer
+
+    def wait(self) -> list[Tensor]:
+        self.pending.wait()
+        return list(torch.split(self.buffer, self.sizes))
+
+
+@dataclass
+class Exchanged:
+    """As :class:`Incoming`, of an all-to-all: each frame can be had as soon as it is there."""
 
     exchange: Exchange
     buffer: Tensor
     sizes: list[int]
-    keep: Tensor  # what is being sent must outlive the transfer
+    keep: Tensor
 
     def __post_init__(self) -> None:
         self._frames = torch.split(self.buffer, self.sizes)
 
     def wait_for(self, peer: int) -> Tensor:
-        """The frame of rank ``peer``, as soon as it is there; empty if there is none."""
+        """The frame of rank ``peer``; empty if there is none."""
         self.exchange.wait_for(peer)
         return self._frames[peer]
 
@@ -114,8 +128,14 @@ def encode_each(
 
 
 def exchange(
-    codec: Codec, outgoing: Outgoing, bounds: Sequence[int], transport: Metered, *, padded: bool = False
-) -> Incoming:
+    codec: Codec,
+    outgoing: Outgoing,
+    bounds: Sequence[int],
+    transport: Metered,
+    *,
+    padded: bool = False,
+    in_rounds: bool = False,
+) -> Exchanged:
     """Start the all-to-all of frames. ``bounds[p]``: upper bound of the frame that rank p sends here."""
     sizes = list(bounds)
     if not codec.fixed_size:
@@ -125,8 +145,8 @@ def exchange(
             sizes = _exchange_sizes(outgoing, transport)
             _check_sizes(sizes, bounds)
     buffer = outgoing.buffer.new_empty(sum(sizes))
-    exchange = transport.all_to_all(buffer, outgoing.buffer, sizes, outgoing.sizes)
-    return Incoming(exchange, buffer, sizes, outgoing.buffer)
+    exchange = transport.all_to_all(buffer, outgoing.buffer, sizes, outgoing.sizes, in_rounds=in_rounds)
+    return Exchanged(exchange, buffer, sizes, outgoing.buffer)
 
 
 def gather(
@@ -150,8 +170,8 @@ def gather(
         mine = frame.new_zeros(slot)
         mine[: frame.numel()] = frame
     buffer = mine.new_empty(slot * transport.size)
-    exchange = transport.all_gather(buffer, mine)
-    return Incoming(exchange, buffer, [slot] * transport.size, mine)
+    pending = transport.all_gather(buffer, mine)
+    return Incoming(pending, buffer, [slot] * transport.size, mine)
 
 
 def equal_parts(flat: Tensor, size: int) -> list[Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import wire
 from ..codecs.base import Codec
 from . import frames
-from .frames import Chunks, Incoming
+from .frames import Chunks, Exchanged
 from .options import CallOptions, derive_seed
 from .transport import Metered
 
@@ -40,7 +40,7 @@ def reduce_scatter(
     mine = slice(*chunks.bounds(me))
     total = torch.zeros(mine.stop - mine.start, dtype=torch.float32, device=x.device)
 
-    in_flight: deque[tuple[slice, Incoming]] = deque()
+    in_flight: deque[tuple[slice, Exchanged]] = deque()
     for index, segment in enumerate(_segments(chunks, codec.granule, options.segment_numel)):
         # encode
         parts = [_part(values, chunks, peer, segment) if peer != me else None for peer in range(chunks.size)]
@@ -60,7 +60,15 @@ def reduce_scatter(
         numel = 0 if own is None else own.numel()
         bound = 0 if own is None else wire.max_frame_nbytes(codec, numel, values.dtype)
         bounds = [0 if peer == me else bound for peer in range(chunks.size)]
-        incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded)
+        largest = wire.max_frame_nbytes(codec, segment.stop - segment.start, values.dtype)
+        incoming = frames.exchange(
+            codec,
+            outgoing,
+            bounds,
+            transport,
+            padded=options.padded,
+            in_rounds=largest >= options.rounds_nbytes,
+        )
         in_flight.append((slice(segment.start, segment.start + numel), incoming))
         if len(in_flight) > options.depth:
             _decode_add(codec, values[mine], total, *in_flight.popleft(), transport)
@@ -73,7 +81,7 @@ def reduce_scatter(
 
 
 def _decode_add(
-    codec: Codec, own: Tensor, total: Tensor, where: slice, incoming: Incoming, transport: Metered
+    codec: Codec, own: Tensor, total: Tensor, where: slice, incoming: Exchanged, transport: Metered
 ) -> None:
     into = total[where]
     if into.numel():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,13 +18,12 @@ from torch import Tensor
 
 from ..errors import PeerError
 from .monitor import IDLE, Watch
-from .rounds import Round, Rounds, RoundsPending
+from .rounds import Rounds, RoundsPending
 from .streams import Ends, Streams
 from .traffic import Tally
 
 # Messages of rounds and of send and recv, which other threads start, must not be taken for each other.
 _SINGLE_TAG, _ROUNDS_TAG = 0, 1
-_RING_NBYTES = 64 << 10  # of a rank's message; the group's own gather has fewer changes of thread
 
 
 class Pending(Protocol):
@@ -47,11 +47,20 @@ class Transport(Protocol):
     size: int
 
     def all_to_all(
-        self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+        self,
+        out: Tensor,
+        inp: Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        in_rounds: bool = False,
     ) -> Exchange:
-        """Send ``in_splits[p]`` bytes of inp to each rank p, receive ``out_splits[p]`` bytes from it."""
+        """Send ``in_splits[p]`` bytes of inp to each rank p, receive ``out_splits[p]`` bytes from it.
 
-    def all_gather(self, out: Tensor, inp: Tensor) -> Exchange:
+        in_rounds, the same on all ranks: messages are so large that pairs had better take turns.
+        """
+
+    def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         """``out`` (size * n bytes) becomes every rank's ``inp`` (n bytes, the same n everywhere)."""
 
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
@@ -114,57 +123,41 @@ class TorchTransport:
         self._rounds = Rounds()
 
     def all_to_all(
-        self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+        self,
+        out: Tensor,
+        inp: Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        in_rounds: bool = False,
     ) -> Exchange:
-        if inp.device.type == "cpu":
-            return self._swap_in_rounds(torch.split(out, list(out_splits)), torch.split(inp, list(in_splits)))
+        if in_rounds and inp.device.type == "cpu":
+            return self._in_rounds(torch.split(out, list(out_splits)), torch.split(inp, list(in_splits)))
         # alltoall_base and _allgather_base: the names that 2.11 and 2.13 share.
         return _TorchPending(
             lambda: self._group.alltoall_base(out, inp, list(out_splits), list(in_splits)),
             f"rank {self.rank}: all_to_all among {self.size} ranks",
         )
 
-    def all_gather(self, out: Tensor, inp: Tensor) -> Exchange:
-        if inp.device.type == "cpu" and inp.numel() >= _RING_NBYTES:
-            return self._gather_in_rounds(torch.split(out, inp.numel()), inp)
+    def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         return _TorchPending(
             lambda: self._group._allgather_base(out, inp),
             f"rank {self.rank}: all_gather among {self.size} ranks",
         )
 
-    def _swap_in_rounds(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> Exchange:
+    def _in_rounds(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> Exchange:
         me, size = self.rank, self.size
         outs[me].copy_(ins[me])
-        rounds = [
-            self._round(outs[(me + d) % size], (me + d) % size, ins[(me - d) % size], (me - d) % size)
-            for d in range(1, size)
-        ]
-        return _InRounds(self._rounds.add(rounds), lambda peer: (peer - me) % size)
 
-    def _gather_in_rounds(self, outs: Sequence[Tensor], inp: Tensor) -> Exchange:
-        me, size = self.rank, self.size
-        outs[me].copy_(inp)
-        before, after = (me - 1) % size, (me + 1) % size
-        rounds = [
-            self._round(outs[(me - d) % size], before, outs[(me - d + 1) % size], after, forwards=True)
-            for d in range(1, size)
-        ]
-        return _InRounds(self._rounds.add(rounds), lambda peer: (me - peer) % size)
+        def start(distance: int) -> list[Pending]:
+            source, to = (me + distance) % size, (me - distance) % size
+            # Empty messages do not travel: both ends know the sizes.
+            arriving = [self._recv(outs[source], source, _ROUNDS_TAG)] if outs[source].numel() else []
+            leaving = [self._send(ins[to], to, _ROUNDS_TAG)] if ins[to].numel() else []
+            return [*arriving, *leaving]
 
-    def _round(
-        self, arriving: Tensor, source: int, leaving: Tensor, to: int, *, forwards: bool = False
-    ) -> Round:
-        """Receive from one rank, send to another. Empty messages do not travel: both ends know the sizes."""
-
-        def start() -> list[Pending]:
-            started: list[Pending] = []
-            if arriving.numel():
-                started.append(self._recv(arriving, source, _ROUNDS_TAG))
-            if leaving.numel():
-                started.append(self._send(leaving, to, _ROUNDS_TAG))
-            return started
-
-        return Round(None if forwards else max(arriving.numel(), leaving.numel()), start)
+        rounds = self._rounds.add(partial(start, distance) for distance in range(1, size))
+        return _InRounds(rounds, lambda peer: (peer - me) % size)
 
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         options = dist.BroadcastOptions()
@@ -208,14 +201,21 @@ class Metered:
         self.watch = watch if watch is not None else IDLE
 
     def all_to_all(
-        self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
+        self,
+        out: Tensor,
+        inp: Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        in_rounds: bool = False,
     ) -> Exchange:
         self.tally.wire_bytes += sum(in_splits) - in_splits[self.rank]
-        return _TimedExchange(self._inner.all_to_all(out, inp, out_splits, in_splits), self.tally)
+        exchange = self._inner.all_to_all(out, inp, out_splits, in_splits, in_rounds=in_rounds)
+        return _TimedExchange(exchange, self.tally)
 
-    def all_gather(self, out: Tensor, inp: Tensor) -> Exchange:
+    def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         self.tally.wire_bytes += inp.numel() * (self.size - 1)
-        return _TimedExchange(self._inner.all_gather(out, inp), self.tally)
+        return self._timed(self._inner.all_gather(out, inp))
 
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         # A tree: every rank but the root receives the buffer once; who sends it is the transport's choice.
