@@ -14,6 +14,7 @@ from ..compare import compare as run_comparison
 from ..report import write_report
 from .options import compile_kernels, run_options, shown, train_config
 from .progress import steps_progress
+from .sizes import size
 
 # Enough for speeds and bytes that mean something on two cores, not for a verdict on the loss.
 _QUICK: dict[str, Any] = {
@@ -38,6 +39,9 @@ _QUICK: dict[str, Any] = {
               help="Runs of each policy; loss parity needs 5.")  # fmt: skip
 @click.option("--block", type=click.IntRange(2), default=10, show_default=True,
               help="Steps of one policy before the next one's turn.")  # fmt: skip
+@click.option(
+    "--bucket", type=size, default="4MiB", show_default=True, help="Gradients that travel together."
+)
 @click.option("--quick", is_flag=True, help="Six policies, few steps: under three minutes on two cores.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for results.")
 @click.pass_context
@@ -49,6 +53,7 @@ def compare(
     seeds: int,
     block: int,
     ddp: bool,
+    bucket: int,
     quick: bool,
     out: Path,
     hosts: int,
@@ -73,7 +78,7 @@ def compare(
         if settings["zero"] and _is_given(context, "zero"):
             raise click.UsageError("--ddp keeps all state on every rank: leave out --zero")
         settings["zero"] = 0
-    config = train_config(steps=steps, ddp=ddp, **settings)
+    config = train_config(steps=steps, ddp=ddp, bucket_bytes=bucket, **settings)
     names = tuple(p.strip() for p in policies.split(",") if p.strip())
     plan = Plan(config, settings["model"], names, tuple(range(seeds)), block)
     compile_kernels(console, [found.policy for found in map(scheme, names) if found.policy is not None])

@@ -68,6 +68,7 @@ def train_config(
     steps: int,
     seed: int = 0,
     ddp: bool = False,
+    bucket_bytes: int = 4 << 20,
 ) -> TrainConfig:
     """The settings of a run, checked: raises what is wrong with them before any process is started."""
     parsed = Layout.parse(layout)
@@ -83,6 +84,7 @@ def train_config(
         schedule=schedule,
         zero=zero,
         ddp=ddp,
+        bucket_bytes=bucket_bytes,
         precision=precision,
     )
     config.check(parsed.world)

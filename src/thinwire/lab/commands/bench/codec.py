@@ -14,7 +14,7 @@ from ....codecs import parse, warm_up
 from ...bench.record import command_line, environment, write_json
 from ...dtypes import DTYPES
 from ..codecs import SHOWN
-from .sizes import size
+from ..sizes import size
 
 if TYPE_CHECKING:
     from ...bench.codec import CodecRow
