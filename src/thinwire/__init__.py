@@ -20,6 +20,7 @@ from .collectives.monitor import ErrorMonitor
 from .collectives.options import CallOptions
 from .errors import ThinwireError
 from .group import GroupOptions, MessageStats, Stats, StatsLog, ThinwireGroup, register, stats
+from .integrate.checkpoint import LoadedCompression, compression_state, load_compression
 from .integrate.ddp import DdpCompression, compress_ddp
 from .integrate.fsdp import FsdpCompression, compress_fsdp
 from .integrate.gradients import Bucket, GradientSync
@@ -41,6 +42,7 @@ __all__ = [
     "FsdpCompression",
     "GradientSync",
     "GroupOptions",
+    "LoadedCompression",
     "MessageStats",
     "Policy",
     "Stats",
@@ -53,10 +55,12 @@ __all__ = [
     "broadcast",
     "compress_ddp",
     "compress_fsdp",
+    "compression_state",
     "groups",
     "init_mesh",
     "list_codecs",
     "list_presets",
+    "load_compression",
     "load_policy",
     "parse",
     "recv",

@@ -100,7 +100,7 @@ class Feedback(StepState):
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> None:
-        self._spans = tuple(spans)
+        self.spans = tuple(spans)
         self._axis = axis
         self.sender = torch.zeros(numel, dtype=dtype, device=device)
         self.owner = torch.zeros(owner_numel)
@@ -108,7 +108,7 @@ class Feedback(StepState):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Views of the live residuals: ``NAME@AXIS`` for each parameter, and the owner's."""
-        state = {f"{s.name}@{self._axis}": self.sender[s.begin : s.end] for s in self._spans}
+        state = {f"{s.name}@{self._axis}": self.sender[s.begin : s.end] for s in self.spans}
         if self.owner.numel():
-            state[f"{self._spans[0].name}@{self._axis}.owner"] = self.owner
+            state[f"{self.spans[0].name}@{self._axis}.owner"] = self.owner
         return state

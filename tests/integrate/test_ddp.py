@@ -161,6 +161,9 @@ def _resumed(rank: int, world: int, report: Any) -> None:
     second = wrapped(group_of("int4"))
     again = compress_ddp(second)
     again.load_state_dict(saved)
+    assert all(map(torch.equal, again.state_dict().values(), saved.values())), (
+        "a checkpoint before the first step"
+    )
     step(second, rank, 99)
     assert set(again.state_dict()) >= {name for name in saved if not name.endswith(".owner")}
     third = compress_ddp(wrapped(group_of("int4")))

@@ -60,10 +60,15 @@ class DdpCompression:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Views of the live residuals ``NAME@AXIS``, of Q ``NAME@AXIS.q``, and ``NAME@AXIS.owner`` (first in its bucket)."""
-        tensors: dict[str, Tensor] = {}
+        tensors = dict(self._loaded)  # of buckets that have not come yet
         for state in self._states():
             tensors |= state.state_dict()
         return tensors
+
+    def buckets(self) -> list[list[tuple[str, int]]]:
+        """Names and numels of the parameters of each bucket that has come, in their order."""
+        feedbacks = [feedback for _, (feedback, _) in self._buckets.values() if feedback is not None]
+        return [[(s.name, s.end - s.begin) for s in feedback.spans] for feedback in feedbacks]
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take tensors back, into buckets as they come. An owner's residual is used where its chunk is the same, else 0.
@@ -193,7 +198,8 @@ class DdpCompression:
             if before is not None:
                 target.copy_(before.reshape(-1))
             self._live[span.name] = target
-        saved = self._loaded.pop(f"{spans[0].name}@{axis}.owner", None)
+        owners = [self._loaded.pop(f"{span.name}@{axis}.owner", None) for span in spans]
+        saved = owners[0]
         if saved is not None and saved.numel() == feedback.owner.numel():
             feedback.owner.copy_(saved)
 

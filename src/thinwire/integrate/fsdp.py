@@ -55,6 +55,7 @@ class FsdpCompression:
         rollback: bool,
         residual_dtype: torch.dtype,
     ) -> None:
+        self.group = units[0].group
         self._scale = scale
         self._rollback = rollback or scale is not None
         self._residual_dtype = residual_dtype

@@ -12,7 +12,7 @@ Micro-batches add up in fp32 in the flat buffer of the bucket, whatever the para
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -247,12 +247,16 @@ class GradientSync:
 
     def _parameter_shard(self, bucket: Bucket) -> Tensor:
         """This rank's shard of a bucket's parameters as they are now, fp32, flat, zeros as padding."""
+        return self.shard_of(bucket, {m.name: local_tensor(m.parameter) for m in bucket.members})
+
+    def shard_of(self, bucket: Bucket, values: Mapping[str, Tensor]) -> Tensor:
+        """This rank's shard of the values of a bucket's parameters by name, fp32, flat, zeros as padding."""
         start, shard = self._start(bucket), torch.zeros_like(bucket.grad)
         for member in bucket.members:
             begin, end = max(member.begin, start), min(member.end, start + shard.numel())
             if begin < end:
-                values = local_tensor(member.parameter).reshape(-1)
-                shard[begin - start : end - start] = values[begin - member.begin : end - member.begin]
+                part = values[member.name].reshape(-1)[begin - member.begin : end - member.begin]
+                shard[begin - start : end - start] = part
         return shard
 
     def state_dict(self) -> dict[str, Tensor]:
