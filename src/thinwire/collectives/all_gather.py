@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .. import wire
 from ..codecs.base import Codec
 from . import frames
 from .frames import Incoming
@@ -53,7 +52,7 @@ def all_gather(
         )
         # send
         targets = [out[start : start + step] for out in outs]
-        bounds = [wire.max_frame_nbytes(codec, target.numel(), values.dtype) for target in targets]
+        bounds = [frames.max_nbytes(codec, target.numel(), values.dtype, transport) for target in targets]
         incoming = frames.gather(codec, outgoing.buffer, bounds, transport, padded=options.padded)
         in_flight.append((targets, incoming))
         if len(in_flight) > options.depth:
@@ -66,5 +65,4 @@ def _decode(codec: Codec, targets: list[Tensor], incoming: Incoming, transport: 
     received = incoming.wait()
     with transport.tally.decoding():
         for peer, (frame, target) in enumerate(zip(received, targets, strict=True)):
-            state = transport.ends.receiver(codec, target.numel(), target.dtype, peer, EVERYONE)
-            wire.unpack(codec, frame, target, state=state)
+            frames.decode(codec, frame, target, transport, peer, EVERYONE)

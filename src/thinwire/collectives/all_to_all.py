@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .. import wire
 from ..codecs.base import Codec
 from . import frames
 from .options import CallOptions, derive_seed
@@ -32,7 +31,7 @@ def all_to_all(
     )
     # send
     bounds = [
-        wire.max_frame_nbytes(codec, out.numel(), out.dtype) if peer != me and out.numel() else 0
+        frames.max_nbytes(codec, out.numel(), out.dtype, transport) if peer != me and out.numel() else 0
         for peer, out in enumerate(outs)
     ]
     received = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded).wait()
@@ -41,5 +40,4 @@ def all_to_all(
     with transport.tally.decoding():
         for peer, frame in enumerate(received):
             if peer != me and outs[peer].numel():
-                state = transport.ends.receiver(codec, outs[peer].numel(), outs[peer].dtype, peer, me)
-                wire.unpack(codec, frame, outs[peer], state=state)
+                frames.decode(codec, frame, outs[peer], transport, peer, me)

@@ -4,7 +4,8 @@ Collectives share one worker, so that their order is the order of the calls on e
 direction) of send and recv has a worker of its own: a receive that waits must not hold up a send.
 
 Before the first collective of a kind (op, codec, dtype, size) the ranks compare what they are about to do: bytes
-of another size than expected would end the process inside the transport, without a name.
+of another size than expected would end the process inside the transport, without a name. Where the order of kinds that
+are all known may differ between ranks, ``compare_calls`` lets them compare before each one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import MismatchError, PeerError
+from ..errors import MismatchError, PeerError, WireError
 from .streams import Ends, Streams
 from .traffic import PASS_THROUGH, Message, Tally, Traffic, raw_nbytes
 from .transport import Metered, Transport
@@ -31,8 +32,8 @@ class Endpoint:
     """Runs collectives over ``transport`` and counts them in ``traffic``; ``streams``: what
     stateful codecs remember.
 
-    device: where the transport's buffers live. who_is_lost: after a collective has failed, says in words which
-    ranks are missing; what it returns is added to the error.
+    device: where the transport's buffers live. checksum: payloads that are sent carry one. compare_calls: see above.
+    after_failure: is told of a call that failed, in words, and of what it raised; what it returns is added to the error.
     """
 
     def __init__(
@@ -42,10 +43,14 @@ class Endpoint:
         name: str = "thinwire",
         *,
         device: torch.device = _CPU,
-        who_is_lost: Callable[[], str] | None = None,
+        checksum: bool = False,
+        compare_calls: bool = False,
+        after_failure: Callable[[str, Exception], str] | None = None,
     ) -> None:
         self.transport = transport
-        self._who_is_lost = who_is_lost
+        self._after_failure = after_failure
+        self._checksum = checksum
+        self._compare_calls = compare_calls
         self.traffic = traffic if traffic is not None else Traffic()
         self.streams = Streams()
         self._name = name
@@ -66,7 +71,8 @@ class Endpoint:
     def run(self, message: Message, raw_bytes: float, call: Call) -> None:
         """Run a call now, in this thread, and count it."""
         tally = Tally()
-        call(Metered(self.transport, tally, Ends.of(self.streams, self.rank, message)))
+        ends = Ends.of(self.streams, self.rank, message)
+        call(Metered(self.transport, tally, ends, checksum=self._checksum))
         self.traffic.add(message, raw_bytes, tally)
 
     def submit_inline(self, message: Message, raw_bytes: float, call: Call, result: Any) -> Work:
@@ -78,7 +84,7 @@ class Endpoint:
             return failed(result, self._failed)
         try:
             with torch.no_grad():
-                self._run_collective(message, raw_bytes, call)
+                self._run_named(message, raw_bytes, call, collective=True)
         except Exception as e:
             self._failed = e
             return failed(result, e)
@@ -92,25 +98,27 @@ class Endpoint:
             worker = self._workers.get(queue)
             if worker is None:
                 worker = self._workers[queue] = Worker(f"{self._name}/{queue}")
+            collective = queue == COLLECTIVES
+            return worker.submit(lambda: self._run_named(message, raw_bytes, call, collective), result)
 
-            run = self._run_collective if queue == COLLECTIVES else self.run
-            return worker.submit(lambda: run(message, raw_bytes, call), result)
-
-    def _run_collective(self, message: Message, raw_bytes: float, call: Call) -> None:
+    def _run_named(self, message: Message, raw_bytes: float, call: Call, collective: bool) -> None:
+        """Run a call now; what it raises says which call it was."""
         try:
-            self._compare(message)
+            if collective:
+                self._compare(message)
             self.run(message, raw_bytes, call)
-        except PeerError as e:
-            if self._who_is_lost is None:
-                raise
-            raise PeerError(f"{e}\n{self._who_is_lost()}") from e
+        except Exception as e:
+            found = "" if self._after_failure is None else self._after_failure(str(message), e)
+            if isinstance(e, (PeerError, WireError)):
+                raise type(e)(f"rank {self.rank}: {message}: {e}{found}") from e
+            raise
 
     def _compare(self, message: Message) -> None:
         """Raise MismatchError on every rank if one is about to run something else."""
-        # Only the sizes of an all-to-all may differ between ranks.
-        size = "" if message.op == "all_to_all" else f", {message.nbytes} bytes"
-        text = f"{message.op}, {message.role}, {message.codec}, {message.dtype}{size}"
-        if text in self._agreed or self.size == 1:
+        text = str(message)
+        if message.op == "all_to_all":  # only its sizes may differ between ranks
+            text = text.rpartition(", ")[0]
+        if self.size == 1 or (text in self._agreed and not self._compare_calls):
             return
         raw = text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES)
         mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(self._device)

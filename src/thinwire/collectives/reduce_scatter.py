@@ -12,7 +12,6 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from .. import wire
 from ..codecs.base import Codec
 from . import frames
 from .frames import Chunks, Incoming
@@ -57,7 +56,7 @@ def reduce_scatter(
         # send
         own = _part(values, chunks, me, segment)
         numel = 0 if own is None else own.numel()
-        bound = 0 if own is None else wire.max_frame_nbytes(codec, numel, values.dtype)
+        bound = 0 if own is None else frames.max_nbytes(codec, numel, values.dtype, transport)
         bounds = [0 if peer == me else bound for peer in range(chunks.size)]
         incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded)
         in_flight.append((slice(segment.start, segment.start + numel), incoming))
@@ -83,8 +82,7 @@ def _decode_add(
             if peer == transport.rank:
                 into += own[where]
             else:
-                state = transport.ends.receiver(codec, into.numel(), own.dtype, peer, transport.rank)
-                wire.unpack_add(codec, frame, into, own.dtype, state=state)
+                frames.decode_add(codec, frame, into, own.dtype, transport, peer)
 
 
 def _segments(chunks: Chunks, granule: int, segment_numel: int) -> list[slice]:

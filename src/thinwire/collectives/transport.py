@@ -87,42 +87,40 @@ class TorchTransport:
         # alltoall_base and _allgather_base: the names that 2.11 and 2.13 share.
         return _TorchPending(
             lambda: self._group.alltoall_base(out, inp, list(out_splits), list(in_splits)),
-            f"rank {self.rank}: all_to_all among {self.size} ranks",
+            f"all_to_all among {self.size} ranks",
         )
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         return _TorchPending(
             lambda: self._group._allgather_base(out, inp),
-            f"rank {self.rank}: all_gather among {self.size} ranks",
+            f"all_gather among {self.size} ranks",
         )
 
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         options = dist.BroadcastOptions()
         options.rootRank = src
-        return _TorchPending(
-            lambda: self._group.broadcast([buffer], options), f"rank {self.rank}: broadcast from rank {src}"
-        )
+        return _TorchPending(lambda: self._group.broadcast([buffer], options), f"broadcast from rank {src}")
 
     def send(self, buffer: Tensor, dst: int) -> Pending:
-        return _TorchPending(
-            lambda: self._group.send([buffer], dst, 0), f"rank {self.rank}: send to rank {dst}"
-        )
+        return _TorchPending(lambda: self._group.send([buffer], dst, 0), f"send to rank {dst}")
 
     def recv(self, buffer: Tensor, src: int) -> Pending:
-        return _TorchPending(
-            lambda: self._group.recv([buffer], src, 0), f"rank {self.rank}: recv from rank {src}"
-        )
+        return _TorchPending(lambda: self._group.recv([buffer], src, 0), f"recv from rank {src}")
 
 
 class Metered:
     """A transport for one call of a collective: it counts the bytes sent and the time waited.
 
-    ends: what stateful codecs remember of such calls; None: nothing, each call begins anew.
+    ends: what stateful codecs remember of such calls; None: nothing, each call begins anew. checksum: the frames that
+    are sent carry a checksum of their payload.
     """
 
-    def __init__(self, inner: Transport, tally: Tally, ends: Ends | None = None) -> None:
+    def __init__(
+        self, inner: Transport, tally: Tally, ends: Ends | None = None, *, checksum: bool = False
+    ) -> None:
         self._inner = inner
         self.tally = tally
+        self.checksum = checksum
         self.rank = inner.rank
         self.size = inner.size
         self.ends = ends if ends is not None else Ends(Streams(), inner.rank, "")
