@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from .. import wire
 from ..codecs.base import Codec
 from . import frames
 from .frames import Incoming
@@ -38,9 +37,7 @@ def all_gather(
     for where, received in gather_frames(x, lengths, codec, transport, options, residual=residual):
         with transport.tally.decoding():
             for peer, frame in enumerate(received):
-                target = outs[peer][where]
-                state = transport.ends.receiver(codec, target.numel(), target.dtype, peer, EVERYONE)
-                wire.unpack(codec, frame, target, state=state)
+                frames.decode(codec, frame, outs[peer][where], transport, peer, EVERYONE)
 
 
 def gather_frames(
@@ -77,7 +74,7 @@ def gather_frames(
         )
         # send
         there = [max(min(start + step, length) - start, 0) for length in lengths]
-        bounds = [wire.max_frame_nbytes(codec, numel, values.dtype) for numel in there]
+        bounds = [frames.max_nbytes(codec, numel, values.dtype, transport) for numel in there]
         incoming = frames.gather(codec, outgoing.buffer, bounds, transport, padded=options.padded)
         in_flight.append((where, incoming))
         if len(in_flight) > options.depth:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import wire
 from ..codecs.base import Codec
+from . import frames
 from .all_gather import all_gather, gather_frames
 from .frames import Chunks
 from .options import CallOptions
@@ -72,9 +72,8 @@ def _swap(x: Tensor, codec: Codec, transport: Metered, options: CallOptions, res
         # decode, decode-add: this segment of x has been encoded, so it can take the first
         part = x[where]
         first = part if part.dtype == dtype else torch.empty_like(part, dtype=dtype)
-        states = [transport.ends.receiver(codec, part.numel(), dtype, peer, EVERYONE) for peer in range(2)]
         with transport.tally.decoding():
-            wire.unpack(codec, received[0], first, state=states[0])
+            frames.decode(codec, received[0], first, transport, 0, EVERYONE)
             total = first.float()
-            wire.unpack_add(codec, received[1], total, dtype, state=states[1])
+            frames.decode_add(codec, received[1], total, dtype, transport, 1, EVERYONE)
             part.copy_(total.div_(2) if options.mean else total)

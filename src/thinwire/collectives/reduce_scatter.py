@@ -12,7 +12,6 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from .. import wire
 from ..codecs.base import Codec
 from . import frames
 from .frames import Chunks, Exchanged
@@ -58,9 +57,9 @@ def reduce_scatter(
         # send
         own = _part(values, chunks, me, segment)
         numel = 0 if own is None else own.numel()
-        bound = 0 if own is None else wire.max_frame_nbytes(codec, numel, values.dtype)
+        bound = 0 if own is None else frames.max_nbytes(codec, numel, values.dtype, transport)
         bounds = [0 if peer == me else bound for peer in range(chunks.size)]
-        largest = wire.max_frame_nbytes(codec, segment.stop - segment.start, values.dtype)
+        largest = frames.max_nbytes(codec, segment.stop - segment.start, values.dtype, transport)
         incoming = frames.exchange(
             codec,
             outgoing,
@@ -91,9 +90,8 @@ def _decode_add(
             with transport.tally.decoding():
                 if peer == transport.rank:
                     into += own[where]
-                    continue
-                state = transport.ends.receiver(codec, into.numel(), own.dtype, peer, transport.rank)
-                wire.unpack_add(codec, frame, into, own.dtype, state=state)
+                else:
+                    frames.decode_add(codec, frame, into, own.dtype, transport, peer, transport.rank)
     incoming.finish()
 
 

@@ -136,13 +136,13 @@ class TorchTransport:
         # alltoall_base and _allgather_base: the names that 2.11 and 2.13 share.
         return _TorchPending(
             lambda: self._group.alltoall_base(out, inp, list(out_splits), list(in_splits)),
-            f"rank {self.rank}: all_to_all among {self.size} ranks",
+            f"all_to_all among {self.size} ranks",
         )
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         return _TorchPending(
             lambda: self._group._allgather_base(out, inp),
-            f"rank {self.rank}: all_gather among {self.size} ranks",
+            f"all_gather among {self.size} ranks",
         )
 
     def _in_rounds(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> Exchange:
@@ -162,9 +162,7 @@ class TorchTransport:
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         options = dist.BroadcastOptions()
         options.rootRank = src
-        return _TorchPending(
-            lambda: self._group.broadcast([buffer], options), f"rank {self.rank}: broadcast from rank {src}"
-        )
+        return _TorchPending(lambda: self._group.broadcast([buffer], options), f"broadcast from rank {src}")
 
     def send(self, buffer: Tensor, dst: int) -> Pending:
         return self._send(buffer, dst, _SINGLE_TAG)
@@ -173,28 +171,32 @@ class TorchTransport:
         return self._recv(buffer, src, _SINGLE_TAG)
 
     def _send(self, buffer: Tensor, dst: int, tag: int) -> Pending:
-        return _TorchPending(
-            lambda: self._group.send([buffer], dst, tag), f"rank {self.rank}: send to rank {dst}"
-        )
+        return _TorchPending(lambda: self._group.send([buffer], dst, tag), f"send to rank {dst}")
 
     def _recv(self, buffer: Tensor, src: int, tag: int) -> Pending:
-        return _TorchPending(
-            lambda: self._group.recv([buffer], src, tag), f"rank {self.rank}: recv from rank {src}"
-        )
+        return _TorchPending(lambda: self._group.recv([buffer], src, tag), f"recv from rank {src}")
 
 
 class Metered:
     """A transport for one call of a collective: it counts the bytes sent and the time waited.
 
     ends: what stateful codecs remember of such calls; None: nothing, each call begins anew. watch: the error monitor of the
-    call, which says whether it is encoded with its codec at all; None: nobody watches.
+    call, which says whether it is encoded with its codec at all; None: nobody watches. checksum: the frames that are sent
+    carry a checksum of their payload.
     """
 
     def __init__(
-        self, inner: Transport, tally: Tally, ends: Ends | None = None, watch: Watch | None = None
+        self,
+        inner: Transport,
+        tally: Tally,
+        ends: Ends | None = None,
+        watch: Watch | None = None,
+        *,
+        checksum: bool = False,
     ) -> None:
         self._inner = inner
         self.tally = tally
+        self.checksum = checksum
         self.rank = inner.rank
         self.size = inner.size
         self.ends = ends if ends is not None else Ends(Streams(), inner.rank, "")
