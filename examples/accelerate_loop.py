@@ -40,7 +40,9 @@ def main() -> None:
     options = parser.parse_args()
 
     accelerator = Accelerator(
-        gradient_accumulation_steps=options.accumulate, mixed_precision=options.precision
+        cpu=not torch.cuda.is_available(),  # without it accelerate does not join ranks on the CPU
+        gradient_accumulation_steps=options.accumulate,
+        mixed_precision=options.precision,
     )
     if options.policy:
         from thinwire.integrate.accelerate import compress  # +

@@ -23,6 +23,9 @@ pytest.importorskip("accelerate")
 pytestmark = pytest.mark.usefixtures("kernels")
 
 
+STEPS = 10
+
+
 def trainer(kind: str, folder: Path, rank: int, **settings: Any) -> Any:
     from transformers import Trainer, TrainingArguments
     from transformers.trainer_callback import PrinterCallback
@@ -31,9 +34,9 @@ def trainer(kind: str, folder: Path, rank: int, **settings: Any) -> Any:
     arguments = {
         "output_dir": str(folder),
         "use_cpu": True,
-        "max_steps": 8,
+        "max_steps": STEPS,
         "per_device_train_batch_size": 4,
-        "learning_rate": 3e-3,
+        "learning_rate": 1e-2,
         "logging_steps": 1,
         "save_strategy": "no",
         "disable_tqdm": True,
@@ -60,29 +63,28 @@ def _trains(rank: int, world: int, kind: str, folder: Path, settings: dict[str, 
     plain = trainer(kind, folder / "plain", rank, **settings)
     plain.train()
     kept = folder / "compressed"
-    saving = {"save_strategy": "steps", "save_steps": 4, **settings}
+    saving = {"save_strategy": "steps", "save_steps": STEPS // 2, **settings}
     compressed = trainer(kind, kept, rank, **saving)
     compression = compress(compressed, models.policy("int4:block=32,round=stochastic"))
     compressed.train()
-    assert (kept / "checkpoint-4" / f"thinwire_{rank}.pt").is_file()
+    middle = kept / f"checkpoint-{STEPS // 2}"
+    assert (middle / f"thinwire_{rank}.pt").is_file()
 
     expected, found = losses(plain), losses(compressed)
     assert found[0] == pytest.approx(expected[0], rel=1e-3), "the first loss is of the same model"
-    # A plain run falls by more than half a nat in these steps; int4 with feedback follows it closely.
-    assert expected[0] - expected[-1] > 0.5
-    assert abs(found[-1] - expected[-1]) < 0.1 * (expected[0] - expected[-1])
+    assert expected[0] - expected[-1] > 1.0
+    assert abs(found[-1] - expected[-1]) < 0.05, "int4 with feedback follows the plain run within a twentieth of that"
 
     (sent,) = [m for m in compression.stats().messages if m.compressed]
     assert (sent.axis, sent.op, sent.role) == ("dp", "all_reduce", "gradient")
     trained = sum(p.numel() for p in compressed.model.parameters())
-    assert sent.raw_bytes > 0.95 * 8 * 4 * trained, "the gradients of all steps"
+    assert sent.raw_bytes > 0.95 * STEPS * 4 * trained, "the gradients of all steps"
     assert sent.ratio > 6, "int4 and a scale of 4 bytes for 32 values: 6.4, but for the heads of frames"
     assert not plain.model_wrapped._comm_hooks
 
-    # In the folder's last checkpoint (8) training is over; from the one before, the last steps are the same bits.
     resumed = trainer(kind, kept, rank, **saving)
     again = compress(resumed, models.policy("int4:block=32,round=stochastic"))
-    resumed.train(resume_from_checkpoint=str(kept / "checkpoint-4"))
+    resumed.train(resume_from_checkpoint=str(middle))
     assert same(compressed, resumed)
     states = [c.models[-1].state_dict() for c in (compression, again)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -93,9 +95,9 @@ def _trains(rank: int, world: int, kind: str, folder: Path, settings: dict[str, 
         return models.parameters(compressed.model)
     with pytest.raises(UnsupportedError, match="a model is prepared already"):
         compress(compressed)
-    (kept / "checkpoint-4" / f"thinwire_{rank}.pt").unlink()
+    (middle / f"thinwire_{rank}.pt").unlink()
     with pytest.raises(CheckpointError, match=f"thinwire_{rank}.pt is missing: .*resume_without_residuals"):
-        resumed.train(resume_from_checkpoint=str(kept / "checkpoint-4"))
+        resumed.train(resume_from_checkpoint=str(middle))
     return models.parameters(compressed.model)
 
 

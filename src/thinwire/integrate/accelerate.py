@@ -2,7 +2,7 @@
 
     from thinwire.integrate.accelerate import compress
 
-    accelerator = Accelerator()
+    accelerator = Accelerator()  # cpu=True where there is no GPU
     compress(accelerator, "balanced")  # before prepare
     model, optimizer = accelerator.prepare(model, optimizer)
     ...
@@ -14,8 +14,10 @@ module is handed and does not import.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UnsupportedError
@@ -92,14 +94,20 @@ def compress(
     residuals are held without the scaler's scale. ``save_state`` writes residuals beside accelerate's own files, and
     ``load_state`` takes them back, each rank its own (unless resume_without_residuals). On one rank nothing is compressed.
 
-    Raises UnsupportedError for a run whose models are not wrapped so (for FSDP2 see :func:`keep_in_checkpoints`), for one
-    that has a hook, and after ``prepare``; SpecError for an unknown policy.
+    Raises UnsupportedError for a run whose models are not wrapped so (for FSDP2 see :func:`keep_in_checkpoints`), for ranks
+    that accelerate has not joined, for a hook in its settings, and after ``prepare``; SpecError for an unknown policy.
     """
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind not in _DDP:
         raise UnsupportedError(
             f"compress(accelerator): its distributed_type is {kind}; it must be {', '.join(_DDP[1:])}, or NO for one rank. "
             "Under FSDP2 call thinwire.compress_fsdp after prepare"
+        )
+    ranks = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    if kind == "NO" and ranks > 1:
+        raise UnsupportedError(
+            f"compress(accelerator): there are {ranks} ranks, and each would train for itself alone (distributed_type NO); on "
+            "the CPU accelerate joins them with Accelerator(cpu=True)"
         )
     before = accelerator.ddp_handler
     hook = getattr(getattr(before, "comm_hook", None), "value", "no")
@@ -108,7 +116,7 @@ def compress(
             f"compress(accelerator): DistributedDataParallelKwargs has comm_hook={hook}, and a model takes one hook; leave it "
             "out"
         )
-    if any(isinstance(model, DistributedDataParallel) for model in accelerator._models):
+    if any(parameter.requires_grad for model in accelerator._models for parameter in model.parameters()):
         raise UnsupportedError("compress(accelerator): a model is prepared already; call it before prepare")
     compression = AccelerateCompression(accelerator, load(policy), seed, resume_without_residuals)
     accelerator.ddp_handler = _Handler(before, compression)
