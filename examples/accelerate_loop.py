@@ -1,10 +1,8 @@
 """An accelerate loop with compressed gradients: a small GPT-2 of random weights learns Python's own sources.
 
-What thinwire adds is marked. ``--fsdp`` shards the model (FSDP2) and compresses its parameters on their way, too. Needs
-``pip install transformers accelerate``.
+What thinwire adds is marked; residuals lie in the saved state. Needs ``pip install transformers accelerate``.
 
 torchrun --nproc-per-node 2 examples/accelerate_loop.py --policy balanced
-torchrun --nproc-per-node 2 examples/accelerate_loop.py --policy balanced --fsdp
 thinwire run --policy balanced --nproc-per-node 2 examples/accelerate_loop.py     # the same without the marked lines
 """
 
@@ -29,8 +27,12 @@ def make_data(nbytes: int = 1 << 20) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", help="a preset or a TOML file; without it the script does not know thinwire")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--policy", help="a preset or a TOML file; without it the script does not know thinwire"
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=16, help="sequences of a rank in a micro-batch")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a step")

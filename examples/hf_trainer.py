@@ -46,9 +46,13 @@ def make_data(nbytes: int = 1 << 20) -> list[dict[str, torch.Tensor]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=("gpt2", "neox", "llama"), default="gpt2")
-    parser.add_argument("--policy", help="a preset or a TOML file; without it the script does not know thinwire")
+    parser.add_argument(
+        "--policy", help="a preset or a TOML file; without it the script does not know thinwire"
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=16, help="sequences of a rank in a step")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches that they are cut into")

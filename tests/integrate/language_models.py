@@ -40,9 +40,7 @@ def pieces(count: int, first: int = 0) -> list[Tensor]:
 
 
 def policy(codec: str = "int4:block=32", **axes: Any) -> Policy:
-    return from_dict(
-        {"axis": {"dp": {"reduce": codec, "feedback": True, "min_nbytes": 64}, **axes}}, "test"
-    )
+    return from_dict({"axis": {"dp": {"reduce": codec, "feedback": True, "min_nbytes": 64}, **axes}}, "test")
 
 
 def parameters(model: Any) -> list[Tensor]:

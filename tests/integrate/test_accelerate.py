@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore
+from torch.distributed.tensor import DTensor
 
 from support import TIMEOUT_S
+from thinwire import GroupOptions, compress_fsdp, stats
 from thinwire.errors import CheckpointError, SpecError, UnsupportedError
 from thinwire.integrate.accelerate import compress, keep_in_checkpoints
 from thinwire.launch import run_ranks
@@ -41,7 +45,9 @@ def loss_of(model: Any, tokens: Tensor) -> Tensor:
 class Run:
     """A model, its optimizer and, with a codec, compression, under an accelerator."""
 
-    def __init__(self, rank: int, kind: str, codec: str | None, *, sgd: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, rank: int, kind: str, codec: str | None, *, sgd: bool = False, **settings: Any
+    ) -> None:
         self.rank = rank
         self.accelerator = accelerator(rank, **settings)
         if codec is not None:
@@ -67,25 +73,28 @@ class Run:
 
 def _accumulates(rank: int, world: int) -> None:
     """Two micro-batches, reduced once, are the whole batch's gradient up to the error of two encodings."""
-    before = models.parameters(models.make("gpt2"))
+    largest = 0.0
+    for peer in range(world):
+        alone = models.make("gpt2")
+        loss_of(alone, batch(0, peer)).backward()
+        largest = max(largest, *(float(p.grad.abs().max()) for p in alone.parameters()))
     tokens = batch(0, rank)
     exact = Run(rank, "gpt2", None, sgd=True)
     exact.step(tokens)
     coded = Run(rank, "gpt2", "int8:block=32", sgd=True, gradient_accumulation_steps=2)
     coded.step(*tokens.split(2))
     (sent,) = [m for m in coded.compression.stats().messages if m.compressed]
-    trained = sum(p.numel() for p in before)
+    trained = sum(p.numel() for p in alone.parameters())
     assert sent.raw_bytes < 1.01 * 4 * trained, "reduced once"
-    # A value is off by half of 1/127 of its block's largest, on its way to the owner and from it.
-    for start, a, b in zip(before, models.parameters(exact.model), models.parameters(coded.model), strict=True):
-        assert float((a - b).abs().max()) <= 2 * LARGEST / 254, start.shape
+    # A value is off by half of 1/127 of its block's largest: the peer's, which is half of the mean, and the mean itself.
+    bound = 1.5 * largest / 254 * 1.001 + 1e-6
+    for a, b in zip(models.parameters(exact.model), models.parameters(coded.model), strict=True):
+        assert float((a - b).abs().max()) <= bound, a.shape
 
 
-LARGEST = 1.0
-"""More than any value of these gradients."""
-
-
-def _loop(rank: int, world: int, kind: str, folder: Path, settings: dict[str, Any], report: Any) -> list[Tensor]:
+def _loop(
+    rank: int, world: int, kind: str, folder: Path, settings: dict[str, Any], report: Any
+) -> list[Tensor]:
     codec = "int4:block=32,round=stochastic"
     exact, coded = Run(rank, kind, None, **settings), Run(rank, kind, codec, **settings)
     expected, found = exact.steps(0, 8), coded.steps(0, 4)
@@ -151,3 +160,71 @@ def test_a_loop_with_gpt2(tmp_path: Path) -> None:
 def test_a_loop(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     first, second = run_ranks(_loop, 2, kind, tmp_path, settings, timeout=TIMEOUT_S)
     assert all(map(torch.equal, first, second))
+
+
+def shards(model: Any) -> list[Tensor]:
+    return [p.detach().to_local().clone() for p in model.parameters() if isinstance(p, DTensor)]
+
+
+def _fsdp(rank: int, world: int, folder: Path, report: Any) -> None:
+    """accelerate makes FSDP models on GPUs only. Here it is told that it is to: all that follows is its own code."""
+    from accelerate import FullyShardedDataParallelPlugin
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    dist.destroy_process_group()
+    options = GroupOptions(policy=models.policy("int4:block=32,round=stochastic"), feedback_by_caller=True)
+    store = FileStore(str(folder / "store"), world)
+    dist.init_process_group("thinwire", store=store, rank=rank, world_size=world, pg_options=options)
+
+    def prepared() -> tuple[Any, Any, Any, Any]:
+        AcceleratorState._reset_state(False)
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+            cpu_ram_efficient_loading=False,
+        )
+        made = accelerator(rank, fsdp_plugin=plugin)
+        assert str(made.distributed_type.value) == "MULTI_CPU", (
+            "compress_fsdp can now be tested as it is used"
+        )
+        made.state.distributed_type, made.state.fsdp_plugin = DistributedType.FSDP, plugin
+        made.state.device_mesh = None
+        with pytest.raises(UnsupportedError, match=r"is FSDP; .* call thinwire\.compress_fsdp after prepare"):
+            compress(made)
+        model = models.make("llama")
+        model, optimizer = made.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))
+        compression = compress_fsdp(model)
+        keep_in_checkpoints(made, compression)
+        return made, model, optimizer, compression
+
+    def steps(made: Any, model: Any, optimizer: Any, first: int, last: int) -> list[float]:
+        losses = []
+        for number in range(first, last):
+            loss = loss_of(model, batch(number, rank))
+            made.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    made, model, optimizer, compression = prepared()
+    losses = steps(made, model, optimizer, 0, 4)
+    made.save_state(str(folder / "state"))
+    losses += steps(made, model, optimizer, 4, 8)
+    assert losses[0] - losses[-1] > 0.5
+    reduced = [m for m in stats(dist.group.WORLD).messages if m.op == "reduce_scatter" and m.compressed]
+    assert {m.role for m in reduced} == {"gradient"}
+    assert all(m.ratio > 5 for m in reduced)
+
+    again, other, its, resumed = prepared()
+    again.load_state(str(folder / "state"))
+    steps(again, other, its, 4, 8)
+    assert all(map(torch.equal, shards(model), shards(other)))
+    assert all(map(torch.equal, compression.state_dict().values(), resumed.state_dict().values()))
+
+
+@pytest.mark.slow
+def test_fsdp2(tmp_path: Path) -> None:
+    run_ranks(_fsdp, 2, tmp_path, timeout=TIMEOUT_S)

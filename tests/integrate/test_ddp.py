@@ -179,8 +179,12 @@ def _resumed(rank: int, world: int, report: Any) -> None:
         second = wrapped(group_of(codec), **settings)
         again = compress_ddp(second)
         again.load_state_dict(saved)
+        at_once = again.state_dict()
+        assert at_once.keys() == saved.keys()
+        assert all(torch.equal(tensor, at_once[name]) for name, tensor in saved.items())
         found = [step(second, rank, number) for number in (50, 51, 52)]
-        assert all(map(torch.equal, sum(expected, []), sum(found, []))), (codec, steps, settings)
+        for a, b in zip(expected, found, strict=True):
+            assert all(map(torch.equal, a, b)), (codec, steps, settings)
         ends = compression.state_dict(), again.state_dict()
         assert ends[0].keys() == ends[1].keys()
         assert not [name for name, tensor in ends[0].items() if not torch.equal(tensor, ends[1][name])]

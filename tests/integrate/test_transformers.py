@@ -73,7 +73,9 @@ def _trains(rank: int, world: int, kind: str, folder: Path, settings: dict[str, 
     expected, found = losses(plain), losses(compressed)
     assert found[0] == pytest.approx(expected[0], rel=1e-3), "the first loss is of the same model"
     assert expected[0] - expected[-1] > 1.0
-    assert abs(found[-1] - expected[-1]) < 0.05, "int4 with feedback follows the plain run within a twentieth of that"
+    assert abs(found[-1] - expected[-1]) < 0.05, (
+        "int4 with feedback follows the plain run within a twentieth of that"
+    )
 
     (sent,) = [m for m in compression.stats().messages if m.compressed]
     assert (sent.axis, sent.op, sent.role) == ("dp", "all_reduce", "gradient")
@@ -89,7 +91,6 @@ def _trains(rank: int, world: int, kind: str, folder: Path, settings: dict[str, 
     states = [c.models[-1].state_dict() for c in (compression, again)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     return models.parameters(compressed.model)
-
 
     if kind != "gpt2":
         return models.parameters(compressed.model)

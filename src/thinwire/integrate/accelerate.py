@@ -8,8 +8,14 @@
     ...
     accelerator.save_state(folder)  # and load_state
 
-Only gradients take thinwire's group: parameters, buffers and what the script gathers stay exact. Needs accelerate, which this
-module is handed and does not import.
+Only gradients take thinwire's group: parameters, buffers and what the script gathers stay exact. Needs accelerate, which
+this module is handed and does not import. FSDP2, which accelerate has on GPUs only (on the CPU it ignores an
+``fsdp_plugin`` and makes a DistributedDataParallel), takes its groups from the default one::
+
+    dist.init_process_group("thinwire", pg_options=GroupOptions(policy="balanced", feedback_by_caller=True, backend="nccl"))
+    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    model, optimizer = accelerator.prepare(model, optimizer)
+    keep_in_checkpoints(accelerator, thinwire.compress_fsdp(model))
 """
 
 from __future__ import annotations
@@ -34,9 +40,7 @@ _DDP = ("NO", "MULTI_CPU", "MULTI_GPU")
 class AccelerateCompression:
     """The compression of an accelerator's models; made by :func:`compress`."""
 
-    def __init__(
-        self, accelerator: Any, policy: Policy, seed: int, resume_without_residuals: bool
-    ) -> None:
+    def __init__(self, accelerator: Any, policy: Policy, seed: int, resume_without_residuals: bool) -> None:
         self._accelerator = accelerator
         self._policy = policy
         self._seed = seed
@@ -106,15 +110,15 @@ def compress(
     ranks = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     if kind == "NO" and ranks > 1:
         raise UnsupportedError(
-            f"compress(accelerator): there are {ranks} ranks, and each would train for itself alone (distributed_type NO); on "
-            "the CPU accelerate joins them with Accelerator(cpu=True)"
+            f"compress(accelerator): there are {ranks} ranks, and each would train for itself alone (distributed_type NO); "
+            "on the CPU accelerate joins them with Accelerator(cpu=True)"
         )
     before = accelerator.ddp_handler
     hook = getattr(getattr(before, "comm_hook", None), "value", "no")
     if hook != "no":
         raise UnsupportedError(
-            f"compress(accelerator): DistributedDataParallelKwargs has comm_hook={hook}, and a model takes one hook; leave it "
-            "out"
+            f"compress(accelerator): DistributedDataParallelKwargs has comm_hook={hook}, and a model takes one hook; leave "
+            "it out"
         )
     if any(parameter.requires_grad for model in accelerator._models for parameter in model.parameters()):
         raise UnsupportedError("compress(accelerator): a model is prepared already; call it before prepare")

@@ -83,6 +83,8 @@ class DdpCompression:
         if anew is not None:
             self._layout = dict(enumerate(anew))
         tensors = {"steps": self._steps, "buckets": self._layout_tensor()}
+        if not self._buckets:  # no step since they were loaded
+            tensors |= {key: tensor for key, tensor in self._loaded.items() if "@" in key}
         for index, (names, states) in self._buckets.items():
             same = names == tuple(self._names[p] for p in self._layout.get(index, ()))
             for state in states:
@@ -299,7 +301,9 @@ def compress_ddp(
     return compression
 
 
-def gradient_group(model: DistributedDataParallel, policy: Policy | str, *, seed: int = 0) -> dist.ProcessGroup:
+def gradient_group(
+    model: DistributedDataParallel, policy: Policy | str, *, seed: int = 0
+) -> dist.ProcessGroup:
     """A group of axis ``dp`` for the gradients of a model over a plain group: of its ranks, over gloo or (CUDA) nccl.
 
     All ranks of the model's group call it. seed: of stochastic rounding. Raises PolicyError or SpecError for a policy that

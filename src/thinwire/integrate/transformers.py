@@ -6,8 +6,8 @@
     compress(trainer, "balanced")
     trainer.train()  # or train(resume_from_checkpoint=True)
 
-Only gradients take thinwire's group: parameters, metrics and the predictions of an evaluation stay exact. Needs transformers,
-which is why the package does not import this module by itself.
+Only gradients take thinwire's group: parameters, metrics and the predictions of an evaluation stay exact. Needs
+transformers, which is why the package does not import this module by itself.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def compress(
 ) -> AccelerateCompression:
     """Let a ``Trainer`` under DistributedDataParallel average gradients through a policy, with error feedback if it asks.
 
-    Call it before ``train``. policy: a Policy, a preset's name or a TOML file. seed: of stochastic rounding. Residuals lie in
-    the checkpoints (``checkpoint-STEP/thinwire_RANK.pt``, not with ``save_only_model``), and a resumed run goes on bit for
-    bit. resume_without_residuals: begin with none, for checkpoints of runs without compression or of other numbers of ranks.
-    On one rank nothing is compressed. Under ``hyperparameter_search`` checkpoints are the Trainer's alone.
+    Call it before ``train``. policy: a Policy, a preset's name or a TOML file. seed: of stochastic rounding. Residuals lie
+    in the checkpoints (``checkpoint-STEP/thinwire_RANK.pt``, not with ``save_only_model``), and a resumed run goes on bit
+    for bit. resume_without_residuals: begin with none, for checkpoints of runs without compression or of other numbers of
+    ranks. On one rank nothing is compressed. Under ``hyperparameter_search`` checkpoints are the Trainer's alone.
 
     Raises UnsupportedError under FSDP or DeepSpeed, and after ``train`` has wrapped the model; SpecError for an unknown
     policy. A resumed ``train`` raises CheckpointError for residuals that are missing or of another run.
@@ -77,7 +77,9 @@ def compress(
 
     # Callbacks are not told which checkpoint a run goes on from.
     @functools.wraps(train)
-    def train_from(resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train_from(
+        resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         folder = resume_from_checkpoint
         if folder is True:
             folder = _trainer_utils.get_last_checkpoint(trainer.args.output_dir)
