@@ -6,26 +6,28 @@ Without it DDP runs over a thinwire group as it is, with any policy that asks fo
     model = DistributedDataParallel(model)
     compression = thinwire.compress_ddp(model)
 
-DDP groups parameters into buckets anew after the first step: residuals are kept by parameter and move with them.
+DDP groups parameters into buckets anew after the first step: residuals are kept by parameter and move with them. A
+parameter that no rank has used in a step (``find_unused_parameters``) does not get what was reduced of it: its residuals
+are taken back.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
-from weakref import WeakMethod
+from typing import Any, cast
+from weakref import WeakMethod, ref
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import collectives as c
 from ..codecs import Compressor, LowRank
 from ..collectives.transport import Metered
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedError
 from ..feedback import Feedback, Span, StepState
 from ..group import ThinwireGroup
 from ..policy import NONE, AxisPolicy
@@ -42,11 +44,16 @@ class DdpCompression:
     """
 
     def __init__(
-        self, names: dict[Tensor, str], group: ThinwireGroup, scale: Callable[[], float] | None
+        self, model: DistributedDataParallel, group: ThinwireGroup, scale: Callable[[], float] | None
     ) -> None:
         self.group = group
-        self._names = names
+        self._model = ref(model)  # it holds this
+        self._names = {parameter: name for name, parameter in model.module.named_parameters()}
         self._scale = scale
+        # A static graph's unused parameters are never used, so they have no residual to lose.
+        self._finds_unused = model.find_unused_parameters and not model.static_graph
+        self._ended = True  # the step before
+        self._last = sys.maxsize  # index of the bucket before
         self._buckets: dict[int, tuple[tuple[str, ...], States]] = {}
         self._live: dict[str, Tensor] = {}  # name -> its part of a bucket's residual
         self._qs: dict[str, Tensor] = {}  # by their names in checkpoints
@@ -99,14 +106,16 @@ class DdpCompression:
 
         DDP calls it during the backward pass, in the same order on every rank.
         """
-        if bucket.index() == 0:
+        self._check_join()
+        if bucket.index() <= self._last:  # not 0: DDP may be told to skip buckets without gradients
             self._begin_step()
+        self._last = bucket.index()
         buffer = bucket.buffer()
         nbytes = buffer.numel() * buffer.element_size()
         compressor, policy, message = self.group.look_up_gradient("all_reduce", buffer.dtype, nbytes)
         if self.group.size() == 1:
             return c.done(buffer).get_future()
-        if compressor == NONE:
+        if compressor == NONE or buffer.is_sparse:
             # As DDP does without a hook.
             work = dist.all_reduce(buffer.div_(self.group.size()), group=self.group, async_op=True)
             # Weakly: the inner group's thread drops the callback, and must not be the last to hold the group.
@@ -135,17 +144,47 @@ class DdpCompression:
 
     def _seen(self, buffer: Tensor) -> Tensor:
         """Note whether an averaged bucket says that the step will be skipped."""
-        if self._scale is not None and not bool(torch.isfinite(buffer).all()):
+        values = buffer.coalesce().values() if buffer.is_sparse else buffer
+        if self._scale is not None and not bool(torch.isfinite(values).all()):
             self._overflow = True
         return buffer
 
     def _begin_step(self) -> None:
         """Every rank has the same gradients, so all of them find the same overflow."""
+        self._end_step()
         for state in self._states():
             if self._overflow:
                 state.rollback()
             state.begin()
-        self._overflow = False
+        self._overflow = self._ended = False
+
+    def _end_step(self) -> None:
+        """What was reduced of parameters that no rank has used in the step before is not in their gradients.
+
+        DDP can be asked which those are before the next forward pass, not during a backward pass; a rank that has no inputs
+        left (``join``) makes neither.
+        """
+        model: Any = self._model()
+        if self._ended or not self._finds_unused or model is None:
+            return
+        self._ended = True
+        if self._overflow:
+            return
+        used = model.reducer._get_local_used_map().tolist()  # summed over the ranks
+        trained = [parameter for parameter in model._module_parameters if parameter.requires_grad]
+        unused = {self._names[p] for p, count in zip(trained, used, strict=True) if count == 0}
+        for state in self._states():
+            state.forget(unused)
+
+    def _check_join(self) -> None:
+        model: Any = self._model()
+        if model is None or not model._join_config.enable or model._divide_by_initial_world_size:
+            return
+        raise UnsupportedError(
+            "join(divide_by_initial_world_size=False): DDP does not tell a communication hook how many ranks have inputs "
+            "left, so the average would be wrong; use join() without it, or a policy with feedback = false and no "
+            "compress_ddp"
+        )
 
     def _kept(self, bucket: Any, compressor: Compressor, policy: AxisPolicy) -> States:
         """What the bucket keeps, with what its parameters had wherever they were before."""
@@ -169,7 +208,7 @@ class DdpCompression:
             policy,
             axis=axis,
             owns_chunk=size > 2,
-            rollback=self._scale is not None,
+            rollback=self._scale is not None or self._finds_unused,
             device=bucket.buffer().device,
             known=self._qs,
         )
@@ -212,8 +251,16 @@ def compress_ddp(
         "a thinwire group, this model's",
         "give DistributedDataParallel process_group=...",
     )
-    names = {parameter: name for name, parameter in model.module.named_parameters()}
-    compression = DdpCompression(names, group, scale)
+    compression = DdpCompression(model, group, scale)
+    if compression._finds_unused:
+        end_step = WeakMethod(compression._end_step)
+
+        def before_forward(module: nn.Module, inputs: Any) -> None:
+            end = end_step()
+            if end is not None:
+                end()
+
+        model.register_forward_pre_hook(cast(Any, torch.compiler.disable)(before_forward))
     model.register_comm_hook(compression, _hook)
     return compression
 
