@@ -12,19 +12,20 @@ stay exact. ::
     compression = thinwire.compress_ddp(model, group=thinwire.integrate.ddp.gradient_group(model, "balanced"))
 
 DDP groups parameters into buckets anew after the first step: residuals are kept by parameter and move with them, and
-checkpoints say which buckets come next (:mod:`.ddp_buckets`).
+checkpoints say which buckets come next (:mod:`.ddp_buckets`). A parameter that no rank has used in a step
+(``find_unused_parameters``) does not get what was reduced of it: its residuals are taken back.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 from weakref import WeakMethod, ref
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -58,6 +59,10 @@ class DdpCompression:
         self._model = ref(model)  # its reducer holds this hook
         self._names = {parameter: name for name, parameter in model.module.named_parameters()}
         self._scale = scale
+        # A static graph's unused parameters are never used, so they have no residual to lose.
+        self._finds_unused = model.find_unused_parameters and not model.static_graph
+        self._ended = True  # the step before
+        self._last = sys.maxsize  # index of the bucket before
         self._buckets: dict[int, tuple[tuple[str, ...], States]] = {}
         self._layout: dict[int, list[Tensor]] = {}  # the parameters of all buckets, compressed or not
         self._live: dict[str, Tensor] = {}  # name -> its part of a bucket's residual
@@ -124,7 +129,8 @@ class DdpCompression:
             self._steps.copy_(state["steps"])
         self._buckets.clear()
         self._live.clear()
-        self._layout, self._overflow = layout, False
+        self._layout, self._last = layout, sys.maxsize
+        self._overflow, self._ended = False, True
         model = self._model()
         if layout and model is not None:
             ddp_buckets.begin_with(model, list(layout.values()))
@@ -162,12 +168,13 @@ class DdpCompression:
         DDP calls it during the backward pass, in the same order on every rank.
         """
         index = self._number(bucket)
+        self._check_join()
         buffer = bucket.buffer()
         nbytes = buffer.numel() * buffer.element_size()
         compressor, policy, message = self.group.look_up_gradient("all_reduce", buffer.dtype, nbytes)
         if self.group.size() == 1:
             return c.done(buffer).get_future()
-        if compressor == NONE:
+        if compressor == NONE or buffer.is_sparse:
             # As DDP does without a hook.
             work = dist.all_reduce(buffer.div_(self.group.size()), group=self.group, async_op=True)
             # Weakly: the inner group's thread drops the callback, and must not be the last to hold the group.
@@ -197,23 +204,25 @@ class DdpCompression:
 
     def _seen(self, buffer: Tensor) -> Tensor:
         """Note whether an averaged bucket says that the step will be skipped."""
-        if self._scale is not None and not bool(torch.isfinite(buffer).all()):
+        values = buffer.coalesce().values() if buffer.is_sparse else buffer
+        if self._scale is not None and not bool(torch.isfinite(values).all()):
             self._overflow = True
         return buffer
 
     def _number(self, bucket: Any) -> int:
-        """The number of a bucket in its step; the first one begins it.
+        """The number of a bucket in its step; the first one begins it. DDP may be told to leave out those without gradients.
 
         DDP gives them their index, but for the first step of a static graph, where it says 0 of all of them.
         """
-        parameters = bucket.parameters()
-        if bucket.index() == 0:
-            begun = [p for known in self._layout.values() for p in known]
-            if not (begun and parameters) or any(p is parameters[0] for p in begun):
-                self._begin_step()
-        index = len(self._layout)
+        parameters, index = bucket.parameters(), bucket.index()
+        begun = any(p is parameters[0] for known in self._layout.values() for p in known)
+        if index < self._last or begun or not self._layout:
+            self._begin_step()
+        elif index == self._last:
+            index = len(self._layout)
+        self._last = bucket.index()
         self._layout[index] = parameters
-        return index
+        return int(index)
 
     def _begin_step(self) -> None:
         self._end_step()
@@ -221,13 +230,38 @@ class DdpCompression:
         self._layout.clear()
         for state in self._states():
             state.begin()
+        self._overflow = self._ended = False
 
     def _end_step(self) -> None:
-        """Every rank has the same gradients, so all of them find the same overflow."""
+        """Residuals go back where gradients did not take what was reduced: all after an overflow, which every rank finds
+        alike, else those of parameters that no rank has used in the step.
+
+        DDP can be asked which those are before the next forward pass, not during a backward pass; a rank that has no inputs
+        left (``join``) makes neither.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        model: Any = self._model()
         if self._overflow:
             for state in self._states():
                 state.rollback()
-        self._overflow = False
+        elif self._finds_unused and model is not None:
+            used = model.reducer._get_local_used_map().tolist()  # summed over the ranks
+            trained = [parameter for parameter in model._module_parameters if parameter.requires_grad]
+            unused = {self._names[p] for p, count in zip(trained, used, strict=True) if count == 0}
+            for state in self._states():
+                state.forget(unused)
+
+    def _check_join(self) -> None:
+        model: Any = self._model()
+        if model is None or not model._join_config.enable or model._divide_by_initial_world_size:
+            return
+        raise UnsupportedError(
+            "join(divide_by_initial_world_size=False): DDP does not tell a communication hook how many ranks have inputs "
+            "left, so the average would be wrong; use join() without it, or a policy with feedback = false and no "
+            "compress_ddp"
+        )
 
     def _kept(self, index: int, bucket: Any, compressor: Compressor, policy: AxisPolicy) -> States:
         """What the bucket keeps, with what its parameters had wherever they were before."""
@@ -251,7 +285,7 @@ class DdpCompression:
             policy,
             axis=axis,
             owns_chunk=size > 2,
-            rollback=self._scale is not None,
+            rollback=self._scale is not None or self._finds_unused,
             device=bucket.buffer().device,
             known=self._qs,
         )
@@ -303,6 +337,15 @@ def compress_ddp(
     if ranks != expected:
         raise UnsupportedError(f"compress_ddp: the group is of ranks {ranks}, the model's of {expected}")
     compression = DdpCompression(model, ours, scale)
+    if compression._finds_unused:
+        end_step = WeakMethod(compression._end_step)
+
+        def before_forward(module: nn.Module, inputs: Any) -> None:
+            end = end_step()
+            if end is not None:
+                end()
+
+        model.register_forward_pre_hook(cast(Any, torch.compiler.disable)(before_forward))
     model.register_comm_hook(compression, _hook)
     return compression
 
