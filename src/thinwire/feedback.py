@@ -8,7 +8,7 @@ rounded to nearest even between steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +55,10 @@ class StepState:
         for saved, live in zip(self._saved, self._tensors, strict=True):
             live.copy_(saved)
 
+    def forget(self, names: Collection[str]) -> None:
+        """Undo what the step did to these parameters: its gradients were not used for them. Needs ``rollback=True``."""
+        raise NotImplementedError
+
     def state_dict(self) -> dict[str, Tensor]:
         """Views of the live tensors by name."""
         raise NotImplementedError
@@ -85,8 +89,9 @@ def take_back(
 class Feedback(StepState):
     """The residuals of one flat message of ``numel`` values.
 
-    owner_numel: length of this rank's chunk if the message is all-reduced, 0 if it is reduce-scattered. dtype, device:
-    of the sender's; whoever holds it in another dtype than fp32 compensates in fp32 all the same.
+    owner_numel: length of this rank's chunk if the message is all-reduced, 0 if it is reduce-scattered; owner_begin: where
+    the chunk begins in the message. dtype, device: of the sender's; whoever holds it in another dtype than fp32 compensates
+    in fp32 all the same.
     """
 
     def __init__(
@@ -96,15 +101,26 @@ class Feedback(StepState):
         *,
         axis: str,
         owner_numel: int = 0,
+        owner_begin: int = 0,
         rollback: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> None:
         self.spans = tuple(spans)
         self._axis = axis
+        self._owner_begin = owner_begin
         self.sender = torch.zeros(numel, dtype=dtype, device=device)
         self.owner = torch.zeros(owner_numel)
         super().__init__("residual", (self.sender, self.owner), rollback)
+
+    def forget(self, names: Collection[str]) -> None:
+        for span in self._spans:
+            if span.name in names:
+                for saved, live, start in zip(
+                    self._saved, self._tensors, (0, self._owner_begin), strict=True
+                ):
+                    part = slice(max(span.begin - start, 0), max(span.end - start, 0))
+                    live[part] = saved[part]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Views of the live residuals: ``NAME@AXIS`` for each parameter, and the owner's."""

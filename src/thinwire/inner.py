@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from .errors import MismatchError, PolicyError
+from .errors import MismatchError, PeerError, PolicyError
 
 
 @lru_cache
@@ -64,55 +65,89 @@ def make_inner_group(
     return group
 
 
-def agree(store: Store, rank: int, size: int, mine: str) -> None:
-    """Compare a text among the ranks of a group; all of them raise MismatchError where it differs."""
-    store.set(f"agree/{rank}", mine)
-    every = [store.get(f"agree/{r}").decode() for r in range(size)]
+def disconnect(group: dist.ProcessGroup) -> None:
+    """Close the connections of an inner group, so that its calls under way fail: here, and by that on all its ranks."""
+    if group.size() == 1:
+        return
+    group.abort()  # NCCL's connections; gloo's backend has no such thing
+    # But gloo closes all connections of a group when the time of one receive is up. NCCL refuses the tensor.
+    with suppress(RuntimeError):
+        nothing = torch.empty(1, dtype=torch.uint8)
+        group.recv([nothing], (group.rank() + 1) % group.size(), _NOBODY_SENDS).wait(
+            timedelta(milliseconds=1)
+        )
+
+
+_NOBODY_SENDS = 0x7477DEAD
+"""Tag of a receive that is there to fail."""
+
+
+def agree(store: Store, rank: int, size: int, mine: str, timeout: timedelta) -> None:
+    """Compare a text among the ranks of a group; all of them raise MismatchError where it differs.
+
+    Raises PeerError if some do not come within ``timeout``.
+    """
+    every = _gathered(store, "agree", rank, size, mine, timeout)
     if any(other != mine for other in every):
         lines = "\n".join(f"  rank {r}: {text}" for r, text in enumerate(every))
         raise MismatchError(f"the ranks of a group disagree; give all the same policy and version:\n{lines}")
 
 
-def meet(store: Store, rank: int, size: int) -> None:
-    """Wait until all ranks are here: one that leaves earlier would break connections that others still make."""
-    store.set(f"meet/{rank}", "")
-    store.wait([f"meet/{r}" for r in range(size)])
+def meet(store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    """Wait until all ranks are here: one that leaves earlier would break connections that others still make.
 
-
-def roll_call(store: Store, rank: int, size: int, patience: timedelta) -> list[int] | None:
-    """After a collective has failed: the ranks that have not come to the same end within ``patience``.
-
-    They are lost, or elsewhere in the program. None: the store does not answer either.
+    Raises PeerError as :func:`agree`.
     """
-    try:
-        store.set(f"failed/{rank}", "")
-    except RuntimeError:
-        return None
-    end = time.monotonic() + patience.total_seconds()
+    _gathered(store, "meet", rank, size, "", timeout)
+
+
+def _gathered(store: Store, key: str, rank: int, size: int, mine: str, timeout: timedelta) -> list[str]:
+    store.set(f"{key}/{rank}", mine)
+    keys = [f"{key}/{r}" for r in range(size)]
+    end = time.monotonic() + timeout.total_seconds()
     missing = []
-    for other in range(size):
+    for r, theirs in enumerate(keys):
         try:
-            store.wait([f"failed/{other}"], timedelta(seconds=max(end - time.monotonic(), 0.01)))
+            store.wait([theirs], timedelta(seconds=max(end - time.monotonic(), 0.01)))
+        except dist.DistNetworkError:  # the store is gone
+            raise
         except RuntimeError:
-            missing.append(other)
-    return missing
+            missing.append(r)
+    if missing:
+        raise PeerError(
+            f"rank {rank}: rank(s) {', '.join(map(str, missing))} of {size} did not come to make this group within "
+            f"{timeout.total_seconds():g} s: lost, or elsewhere in the program; every rank of a group makes it"
+        )
+    return [store.get(k).decode() for k in keys]
 
 
 class Counted(dist.Work):
-    """The inner group's Work; reports the seconds from the call to the end of the first wait."""
+    """The inner group's Work; reports the seconds from the call to the end of the first wait.
 
-    def __init__(self, start: Callable[[], dist.Work], report: Callable[[float], None]) -> None:
+    explain: what to raise instead of the inner group's error.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], dist.Work],
+        report: Callable[[float], None],
+        explain: Callable[[RuntimeError], Exception],
+    ) -> None:
         super().__init__()
         self._start_s = time.perf_counter()
         self._inner = start()
         self._report = report
+        self._explain = explain
         self._once = threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if timeout is None:
-            self._inner.wait()
+            try:
+                self._inner.wait()
+            except RuntimeError as e:
+                raise self._explain(e) from e
         else:
-            self._inner.wait(timeout)
+            self._inner.wait(timeout)  # the caller's own time-out: the call goes on after it
         self._count()
         return True
 

@@ -31,7 +31,6 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from .errors import NetworkError, RankError
 
 _CLONE_NEWNET = 0x40000000
-_GRACE_S = 2.0  # how long the other ranks may take to end by themselves after the first failure
 
 
 @dataclass(frozen=True)
@@ -130,6 +129,7 @@ def run_ranks(
     *args: Any,
     timeout: float = 60.0,
     collective_timeout: float | None = None,
+    grace: float = 2.0,
     places: Sequence[Place] | None = None,
     on_message: Callable[[int, Any], None] | None = None,
     preload: Sequence[str] = (),
@@ -138,7 +138,8 @@ def run_ranks(
 
     fn: a module-level function. The default process group is gloo, made before fn and destroyed after it.
     ``report(x)`` sends x to ``on_message(rank, x)`` in this process. timeout: seconds for the whole run;
-    collective_timeout: seconds for one collective (default: timeout). places: one per rank. preload: modules
+    collective_timeout: seconds for one collective (default: timeout). grace: seconds in which the other ranks may end by
+    themselves after one has failed. places: one per rank. preload: modules
     that the fork server imports before the first rank starts.
 
     Raises RankError as soon as a rank fails, dies or the time is up: it names the rank and shows its
@@ -168,7 +169,7 @@ def run_ranks(
             sender.close()
             ranks.append(process)
             lines.append(receiver)
-        return _collect(ranks, lines, timeout, on_message)
+        return _collect(ranks, lines, timeout, grace, on_message)
     finally:
         for process in ranks:
             if process.is_alive():
@@ -184,6 +185,7 @@ def _collect(
     ranks: list[BaseProcess],
     lines: list[Connection],
     timeout: float,
+    grace: float,
     on_message: Callable[[int, Any], None] | None,
 ) -> list[Any]:
     results: dict[int, Any] = {}
@@ -204,7 +206,7 @@ def _collect(
                 if rank not in results and not any(f[0] == rank for f in failures):
                     ranks[rank].join()
                     failures.append((rank, f"ended with exit code {ranks[rank].exitcode}", ""))
-                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+                    deadline = min(deadline, time.monotonic() + grace)
                 continue
             if kind == "message":
                 if on_message is not None:
@@ -213,7 +215,7 @@ def _collect(
                 results[rank] = body
             else:
                 failures.append((rank, *body))
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
+                deadline = min(deadline, time.monotonic() + grace)
     if failures:
         raise _failure(failures, len(ranks))
     if len(results) < len(ranks):

@@ -7,7 +7,7 @@ residuals, but the same on all ranks. It costs 4 rank bytes for each column, twi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class WarmStart(StepState):
         known: Mapping[str, Tensor] | None = None,
     ) -> None:
         compressor.check_device(device)
+        self._axis = axis
         self._state: dict[str, Tensor] = {}
         self.matrices: list[Matrix] = []
         for span in spans:
@@ -52,6 +53,12 @@ class WarmStart(StepState):
             self._state[key] = q
             self.matrices.append(Matrix(span.begin, *shape, q))
         super().__init__("low-rank start", tuple(self._state.values()), rollback)
+
+    def forget(self, names: Collection[str]) -> None:
+        keys = {q_key(name, self._axis) for name in names}
+        for (key, live), saved in zip(self._state.items(), self._saved, strict=True):
+            if key in keys:
+                live.copy_(saved)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The live tensors: ``NAME@AXIS.q`` (rank x columns) for each matrix."""

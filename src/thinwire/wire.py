@@ -59,6 +59,11 @@ class Header:
     checksum: bool
     state: int
 
+    @property
+    def frame_nbytes(self) -> int:
+        """Size of the whole frame in bytes."""
+        return HEADER_NBYTES + self.nbytes + (CHECKSUM_NBYTES if self.checksum else 0)
+
 
 @lru_cache(maxsize=1024)
 def digest(codec: Codec) -> int:

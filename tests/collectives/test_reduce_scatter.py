@@ -52,20 +52,18 @@ def test_owners_get_the_oracles_bits(world: int, granular: bool) -> None:
 
 
 def test_segments_do_not_change_the_values() -> None:
-    """Contract: bytes do not depend on the scheduler's chunking."""
+    """Contract: bytes do not depend on the scheduler's chunking, nor on the order in which pairs exchange them."""
 
-    def run(group: dist.ProcessGroup, spec: str, segment: int, depth: int) -> torch.Tensor:
+    def run(group: dist.ProcessGroup, spec: str, segment: int, depth: int, rounds: int) -> torch.Tensor:
         x = inputs(3, 3 * 4096)[group.rank()]
         chunks = Chunks.of(x.numel(), 3, parse(spec).granule)
-        options = CallOptions(segment_numel=segment, depth=depth)
+        options = CallOptions(segment_numel=segment, depth=depth, rounds_nbytes=rounds)
         return reduce_scatter(x, parse(spec), meter(group), chunks, options)
 
     for spec in ("int8:block=128", "zfp:rate=8", "mpc:dim=1"):
-        whole = run_threads(run, 3, spec, 1 << 20, 2)
-        for segment, depth in ((1, 1), (1, 8), (3000, 0)):
-            assert all(
-                same(a, b) for a, b in zip(whole, run_threads(run, 3, spec, segment, depth), strict=True)
-            )
+        whole = run_threads(run, 3, spec, 1 << 20, 2, 1 << 20)
+        for how in ((1, 1, 1 << 20), (1, 8, 0), (3000, 0, 1 << 20), (3000, 2, 0)):
+            assert all(same(a, b) for a, b in zip(whole, run_threads(run, 3, spec, *how), strict=True))
 
 
 def test_residual_is_what_this_ranks_encoding_lost() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from support import TIMEOUT_S, gaussian
-from thinwire import GroupOptions, compress_ddp
+from thinwire import DdpCompression, GroupOptions, compress_ddp, stats
 from thinwire.errors import CheckpointError, UnsupportedError
+from thinwire.integrate.ddp import gradient_group
 from thinwire.launch import run_ranks
 from thinwire.policy import from_dict
 
@@ -29,11 +31,13 @@ def group_of(codec: str, feedback: bool = True) -> dist.ProcessGroup:
     return dist.new_group(backend="thinwire", pg_options=options)
 
 
-def wrapped(group: dist.ProcessGroup | None) -> DistributedDataParallel:
+def wrapped(group: dist.ProcessGroup | None, **settings: Any) -> DistributedDataParallel:
     """Small buckets, so that there are several, and parameters that are used in another order than they are made."""
     torch.manual_seed(1)
     layers = [nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 40), nn.Tanh(), nn.Linear(40, 8)]
-    return DistributedDataParallel(nn.Sequential(*layers), process_group=group, bucket_cap_mb=0.004)
+    return DistributedDataParallel(
+        nn.Sequential(*layers), process_group=group, bucket_cap_mb=0.004, **settings
+    )
 
 
 def step(model: nn.Module, rank: int, number: int, scale: float = 1.0) -> list[Tensor]:
@@ -66,6 +70,7 @@ def _sums_add_up(rank: int, world: int, report: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_feedback_over_rebuilt_buckets(world: int) -> None:
+    # pytorch 48670, pytorch 48867
     ranks = run_ranks(_sums_add_up, world, timeout=TIMEOUT_S)
     for other in ranks[1:]:
         assert all(map(torch.equal, ranks[0], other))
@@ -107,6 +112,9 @@ class _Bucket:
     def buffer(self) -> Tensor:
         return torch.ones(4096)
 
+    def parameters(self) -> list[Tensor]:
+        return []
+
 
 def _pending(rank: int, world: int, report: Any) -> None:
     compression: Any = compress_ddp(whole_numbers(group_of("none", feedback=False)))
@@ -129,6 +137,10 @@ def test_a_bucket_under_way_does_not_hold_its_group() -> None:
     run_ranks(_pending, 2, timeout=TIMEOUT_S)
 
 
+def residuals(compression: DdpCompression) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in compression.state_dict().items() if "@" in name}
+
+
 def _scaled(rank: int, world: int, report: Any) -> None:
     """A power of two as loss scale changes nothing; a step that overflows leaves no trace."""
     scale = 1024.0
@@ -139,12 +151,11 @@ def _scaled(rank: int, world: int, report: Any) -> None:
         a, b = step(plain, rank, number), step(scaled, rank, number, scale)
         assert all(map(torch.equal, a, b)), number
         if number == 2:
-            before = {name: residual.clone() for name, residual in compression.state_dict().items()}
+            before = residuals(compression)
             # Only one rank overflows; all of them see it.
             bad = step(scaled, rank, 50, scale * (torch.inf if rank == 0 else 1.0))
             assert not all(bool(torch.isfinite(g).all()) for g in bad)
-            compression._begin_step()
-            after = compression.state_dict()
+            after = residuals(compression)
             assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -153,26 +164,79 @@ def test_loss_scale_and_skipped_steps() -> None:
 
 
 def _resumed(rank: int, world: int, report: Any) -> None:
-    first = wrapped(group_of("int4"))
-    compression = compress_ddp(first)
-    for number in range(3):
-        step(first, rank, number)
-    saved = {name: residual.clone() for name, residual in compression.state_dict().items()}
-    second = wrapped(group_of("int4"))
-    again = compress_ddp(second)
-    again.load_state_dict(saved)
-    assert all(map(torch.equal, again.state_dict().values(), saved.values())), (
-        "a checkpoint before the first step"
-    )
-    step(second, rank, 99)
-    assert set(again.state_dict()) >= {name for name in saved if not name.endswith(".owner")}
-    third = compress_ddp(wrapped(group_of("int4")))
+    """Also after the first step of a process, after which DDP makes its buckets anew, and if it never does."""
+    for codec, steps, settings in (
+        ("int4:block=32", 1, {}),
+        ("int4:block=32,round=stochastic", 3, {}),
+        ("int4:block=32", 3, {"static_graph": True}),
+        ("int4:block=32", 3, {"find_unused_parameters": True}),
+    ):
+        first = wrapped(group_of(codec), **settings)
+        compression = compress_ddp(first)
+        for number in range(steps):
+            step(first, rank, number)
+        # Tensors only, so that any file format takes them.
+        file = io.BytesIO()
+        torch.save(compression.state_dict(), file)
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        expected = [step(first, rank, number) for number in (50, 51, 52)]
+        # A hook cannot be registered again: it takes them back.
+        compression.load_state_dict(saved)
+        for number, gradients in zip((50, 51, 52), expected, strict=True):
+            assert all(map(torch.equal, gradients, step(first, rank, number))), (codec, steps, settings)
+
+        second = wrapped(group_of(codec), **settings)
+        again = compress_ddp(second)
+        again.load_state_dict(saved)
+        at_once = again.state_dict()
+        assert at_once.keys() == saved.keys()
+        assert all(torch.equal(tensor, at_once[name]) for name, tensor in saved.items())
+        found = [step(second, rank, number) for number in (50, 51, 52)]
+        for a, b in zip(expected, found, strict=True):
+            assert all(map(torch.equal, a, b)), (codec, steps, settings)
+        ends = compression.state_dict(), again.state_dict()
+        assert ends[0].keys() == ends[1].keys()
+        assert not [name for name, tensor in ends[0].items() if not torch.equal(tensor, ends[1][name])]
+
+    model = wrapped(group_of("int4"))
+    third = compress_ddp(model)
+    third.load_state_dict({name: tensor for name, tensor in saved.items() if name.endswith("@dp")})
     with pytest.raises(CheckpointError, match=r"0\.weight@dp: 1536 values expected, 5 found"):
         third.load_state_dict({"0.weight@dp": torch.zeros(5)})
+    with pytest.raises(CheckpointError, match="those of 2 trained parameters found, this model has 6"):
+        third.load_state_dict({"buckets": torch.tensor([[0, 1], [0, 0]])})
 
 
-def test_state_goes_into_checkpoints() -> None:
-    run_ranks(_resumed, 2, timeout=TIMEOUT_S)
+def test_resume_is_bit_exact() -> None:
+    # pytorch 75666, pytorch 79334, pytorch 102721
+    run_ranks(_resumed, 3, timeout=TIMEOUT_S)  # three: an owner's residual matters, too
+
+
+def _gradients_alone(rank: int, world: int, report: Any) -> None:
+    """A group of their own: DDP's parameters, its buffers and what the script sends stay on the plain one."""
+    exact = wrapped(None)
+    model = wrapped(None)
+    group = gradient_group(model, policy("int4:block=32", feedback=True))
+    compression = compress_ddp(model, group=group)
+    sums = [[torch.zeros_like(p) for p in model.parameters()] for _ in range(2)]
+    for _ in range(6):
+        for total, ddp in zip(sums, (exact, model), strict=True):
+            for into, gradient in zip(total, step(ddp, rank, 0), strict=True):
+                into += gradient
+    # What is missing of the sums is what the residuals hold, a step of int4.
+    assert all((a - b).abs().max() < a.abs().max() / 7 for a, b in zip(*sums, strict=True))
+    assert {message.role for message in stats(group).messages if message.compressed} == {"gradient"}
+    assert type(model.process_group) is dist.ProcessGroup
+    assert len(residuals(compression)) >= len(sums[0])
+    alone = dist.new_group([rank], backend="thinwire", pg_options=GroupOptions(feedback_by_caller=True),
+                           use_local_synchronization=True)  # fmt: skip
+    with pytest.raises(UnsupportedError, match=rf"of ranks \[{rank}\], the model's of \[0, 1\]"):
+        compress_ddp(wrapped(None), group=alone)
+
+
+def test_gradients_have_a_group_of_their_own() -> None:
+    run_ranks(_gradients_alone, 2, timeout=TIMEOUT_S)
 
 
 def _refused(rank: int, world: int, report: Any) -> None:

@@ -35,6 +35,11 @@ def _ops(rank: int, world: int, report: Any) -> int:
     x = torch.full((_VALUES,), float(rank))
     dist.all_reduce(x, group=group)
     assert torch.equal(x, torch.full((_VALUES,), float(rank)))
+    # What DDP takes from the future are its own values, not the token.
+    work = dist.all_reduce(x, group=group, async_op=True)
+    assert work is not None
+    (stand_in,) = work.get_future().wait()
+    assert stand_in.data_ptr() == x.data_ptr()
     shard, full = torch.empty(_VALUES // world), torch.empty(_VALUES)
     dist.reduce_scatter_tensor(shard, x, group=group)
     dist.all_gather_into_tensor(full, shard, group=group)
@@ -56,5 +61,5 @@ def _ops(rank: int, world: int, report: Any) -> int:
 
 def test_tokens_replace_payloads() -> None:
     sent = run_ranks(_ops, 2, timeout=60)
-    # Tokens (1 + 1 + 3 + 1 bytes), 16 bytes of metadata, 4 of the flag, instead of 20 MiB.
-    assert max(sent) == 26
+    # Tokens (1 + 1 + 1 + 3 + 1 bytes), 16 bytes of metadata, 4 of the flag, instead of 20 MiB.
+    assert max(sent) == 27

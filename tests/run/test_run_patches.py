@@ -74,8 +74,7 @@ def backward(ddp: nn.Module, rank: int, factor: float = 1.0) -> Tensor:
 def residuals(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     (state,) = [state for _, state in ddp._comm_hooks]
     assert isinstance(state, DdpCompression)
-    state._begin_step()  # takes back what an overflow has left
-    return {name: residual.clone() for name, residual in state.state_dict().items()}
+    return {name: residual.clone() for name, residual in state.state_dict().items() if "@" in name}
 
 
 def codecs(group: Any, op: str = "all_reduce") -> set[tuple[str, str]]:

@@ -6,11 +6,10 @@ The sender decodes its own bytes too, so all ranks end with the same bits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from .. import wire
 from ..codecs.base import Codec
 from . import frames
 from .frames import Incoming
@@ -34,14 +33,34 @@ def all_gather(
     the frames are then fp32, and so must outs be.
     """
     codec = transport.watch.codec(codec)
+    lengths = [out.numel() for out in outs]
+    for where, received in gather_frames(x, lengths, codec, transport, options, residual=residual):
+        with transport.tally.decoding():
+            for peer, frame in enumerate(received):
+                frames.decode(codec, frame, outs[peer][where], transport, peer, EVERYONE)
+
+
+def gather_frames(
+    x: Tensor,
+    lengths: Sequence[int],
+    codec: Codec,
+    transport: Metered,
+    options: CallOptions,
+    *,
+    residual: Tensor | None = None,
+) -> Iterator[tuple[slice, list[Tensor]]]:
+    """For each segment of the values, which ones they are and every rank's frame of them; the next ones travel meanwhile.
+
+    lengths: numel of every rank's x. residual: as in :func:`all_gather`.
+    """
     # compensate: from here on the residual holds x + residual, and encoding leaves in it what was lost.
     values = x if residual is None else residual.add_(x)
-    in_flight: deque[tuple[list[Tensor], Incoming]] = deque()
+    in_flight: deque[tuple[slice, Incoming]] = deque()
     step = frames.segment_step(options.segment_numel, transport.size, codec.granule)
-    longest = max(out.numel() for out in outs)
-    for index, start in enumerate(range(0, max(longest, 1), step)):
+    for index, start in enumerate(range(0, max(*lengths, 1), step)):
         # encode
-        part = values[start : start + step]
+        where = slice(start, start + step)
+        part = values[where]
         outgoing = frames.encode_each(
             codec,
             [part],
@@ -54,19 +73,12 @@ def all_gather(
             measured=index == 0,
         )
         # send
-        targets = [out[start : start + step] for out in outs]
-        bounds = [wire.max_frame_nbytes(codec, target.numel(), values.dtype) for target in targets]
+        there = [max(min(start + step, length) - start, 0) for length in lengths]
+        bounds = [frames.max_nbytes(codec, numel, values.dtype, transport) for numel in there]
         incoming = frames.gather(codec, outgoing.buffer, bounds, transport, padded=options.padded)
-        in_flight.append((targets, incoming))
+        in_flight.append((where, incoming))
         if len(in_flight) > options.depth:
-            _decode(codec, *in_flight.popleft(), transport)
-    while in_flight:
-        _decode(codec, *in_flight.popleft(), transport)
-
-
-def _decode(codec: Codec, targets: list[Tensor], incoming: Incoming, transport: Metered) -> None:
-    received = incoming.wait()
-    with transport.tally.decoding():
-        for peer, (frame, target) in enumerate(zip(received, targets, strict=True)):
-            state = transport.ends.receiver(codec, target.numel(), target.dtype, peer, EVERYONE)
-            wire.unpack(codec, frame, target, state=state)
+            where, incoming = in_flight.popleft()
+            yield where, incoming.wait()
+    for where, incoming in in_flight:
+        yield where, incoming.wait()

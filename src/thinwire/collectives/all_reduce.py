@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from ..codecs.base import Codec
-from .all_gather import all_gather
+from . import frames
+from .all_gather import all_gather, gather_frames
 from .frames import Chunks
 from .options import CallOptions
 from .reduce_scatter import reduce_scatter
 from .ring import ring_reduce_scatter
+from .streams import EVERYONE
 from .transport import Metered
 
 
@@ -63,8 +65,15 @@ def all_reduce(
 
 def _swap(x: Tensor, codec: Codec, transport: Metered, options: CallOptions, residual: Tensor | None) -> None:
     """The all-reduce of two ranks: both decode both, and add in fp32 in rank order."""
+    codec = transport.watch.codec(codec)
     dtype = x.dtype if residual is None else torch.float32
-    outs = [torch.empty_like(x, dtype=dtype) for _ in range(2)]
-    all_gather(x, outs, codec, transport, options, residual=residual)
-    total = outs[0].float().add_(outs[1])
-    x.copy_(total.div_(2) if options.mean else total)
+    lengths = [x.numel()] * 2
+    for where, received in gather_frames(x, lengths, codec, transport, options, residual=residual):
+        # decode, decode-add: this segment of x has been encoded, so it can take the first
+        part = x[where]
+        first = part if part.dtype == dtype else torch.empty_like(part, dtype=dtype)
+        with transport.tally.decoding():
+            frames.decode(codec, received[0], first, transport, 0, EVERYONE)
+            total = first.float()
+            frames.decode_add(codec, received[1], total, dtype, transport, 1, EVERYONE)
+            part.copy_(total.div_(2) if options.mean else total)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .. import wire
 from ..codecs.base import Codec
 from . import frames
 from .options import CallOptions, derive_seed
@@ -33,14 +32,16 @@ def all_to_all(
     )
     # send
     bounds = [
-        wire.max_frame_nbytes(codec, out.numel(), out.dtype) if peer != me and out.numel() else 0
+        frames.max_nbytes(codec, out.numel(), out.dtype, transport) if peer != me and out.numel() else 0
         for peer, out in enumerate(outs)
     ]
-    received = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded).wait()
-    # decode
+    incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded)
+    # decode, each frame as it comes
     outs[me].copy_(ins[me])
-    with transport.tally.decoding():
-        for peer, frame in enumerate(received):
-            if peer != me and outs[peer].numel():
-                state = transport.ends.receiver(codec, outs[peer].numel(), outs[peer].dtype, peer, me)
-                wire.unpack(codec, frame, outs[peer], state=state)
+    for distance in range(1, size):
+        peer = (me + distance) % size
+        frame = incoming.wait_for(peer)
+        if outs[peer].numel():
+            with transport.tally.decoding():
+                frames.decode(codec, frame, outs[peer], transport, peer, me)
+    incoming.finish()

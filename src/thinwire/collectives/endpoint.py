@@ -4,7 +4,8 @@ Collectives share one worker, so that their order is the order of the calls on e
 direction) of send and recv has a worker of its own: a receive that waits must not hold up a send.
 
 Before the first collective of a kind (op, codec, dtype, size) the ranks compare what they are about to do: bytes
-of another size than expected would end the process inside the transport, without a name.
+of another size than expected would end the process inside the transport, without a name. Where the order of kinds that
+are all known may differ between ranks, ``compare_calls`` lets them compare before each one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, MismatchError, PeerError
+from ..errors import CheckpointError, MismatchError, PeerError, WireError
 from .monitor import EXACT, ErrorMonitor, Monitors, Watch
 from .streams import Ends, Streams
 from .traffic import PASS_THROUGH, Message, Tally, Traffic, raw_nbytes
@@ -35,8 +36,9 @@ class Endpoint:
     """Runs collectives over ``transport`` and counts them in ``traffic``; ``streams``: what
     stateful codecs remember; ``monitors``: what is known of the errors of lossy ones.
 
-    device: where the transport's buffers live. who_is_lost: after a collective has failed, says in words which
-    ranks are missing; what it returns is added to the error. monitors: by axis, the same on all ranks.
+    device: where the transport's buffers live. checksum: payloads that are sent carry one. compare_calls: see above.
+    after_failure: is told of a call that failed, in words, and of what it raised; what it returns is added to the error.
+    monitors: by axis, the same on all ranks.
     """
 
     def __init__(
@@ -46,11 +48,15 @@ class Endpoint:
         name: str = "thinwire",
         *,
         device: torch.device = _CPU,
-        who_is_lost: Callable[[], str] | None = None,
+        checksum: bool = False,
+        compare_calls: bool = False,
+        after_failure: Callable[[str, Exception], str] | None = None,
         monitors: Mapping[str, ErrorMonitor] | None = None,
     ) -> None:
         self.transport = transport
-        self._who_is_lost = who_is_lost
+        self._after_failure = after_failure
+        self._checksum = checksum
+        self._compare_calls = compare_calls
         self.traffic = traffic if traffic is not None else Traffic()
         self.streams = Streams()
         self.monitors = Monitors(monitors or {})
@@ -72,7 +78,8 @@ class Endpoint:
     def run(self, message: Message, raw_bytes: float, call: Call, queue: str = COLLECTIVES) -> None:
         """Run a call now, in this thread, and count it."""
         tally, watch = Tally(), self.monitors.watch(message, queue)
-        call(Metered(self.transport, tally, Ends.of(self.streams, self.rank, message), watch))
+        ends = Ends.of(self.streams, self.rank, message)
+        call(Metered(self.transport, tally, ends, watch, checksum=self._checksum))
         self.traffic.add(replace(message, codec=str(EXACT)) if watch.exact else message, raw_bytes, tally)
         if watch.sampled:
             if queue == COLLECTIVES:  # sends and receives have told each other
@@ -88,7 +95,7 @@ class Endpoint:
             return failed(result, self._failed)
         try:
             with torch.no_grad():
-                self._run_collective(message, raw_bytes, call)
+                self._run_named(message, raw_bytes, call)
         except Exception as e:
             self._failed = e
             return failed(result, e)
@@ -102,27 +109,26 @@ class Endpoint:
             worker = self._workers.get(queue)
             if worker is None:
                 worker = self._workers[queue] = Worker(f"{self._name}/{queue}")
+            return worker.submit(lambda: self._run_named(message, raw_bytes, call, queue), result)
 
-            run = self._run_collective if queue == COLLECTIVES else self.run
-            return worker.submit(lambda: run(message, raw_bytes, call, queue), result)
-
-    def _run_collective(
-        self, message: Message, raw_bytes: float, call: Call, queue: str = COLLECTIVES
-    ) -> None:
+    def _run_named(self, message: Message, raw_bytes: float, call: Call, queue: str = COLLECTIVES) -> None:
+        """Run a call now; what it raises says which call it was."""
         try:
-            self._compare(message)
+            if queue == COLLECTIVES:
+                self._compare(message)
             self.run(message, raw_bytes, call, queue)
-        except PeerError as e:
-            if self._who_is_lost is None:
-                raise
-            raise PeerError(f"{e}\n{self._who_is_lost()}") from e
+        except Exception as e:
+            found = "" if self._after_failure is None else self._after_failure(str(message), e)
+            if isinstance(e, (PeerError, WireError)):
+                raise type(e)(f"rank {self.rank}: {message}: {e}{found}") from e
+            raise
 
     def _compare(self, message: Message) -> None:
         """Raise MismatchError on every rank if one is about to run something else."""
-        # Only the sizes of an all-to-all may differ between ranks.
-        size = "" if message.op == "all_to_all" else f", {message.nbytes} bytes"
-        text = f"{message.op}, {message.role}, {message.codec}, {message.dtype}{size}"
-        if text in self._agreed or self.size == 1:
+        text = str(message)
+        if message.op == "all_to_all":  # only its sizes may differ between ranks
+            text = text.rpartition(", ")[0]
+        if self.size == 1 or (text in self._agreed and not self._compare_calls):
             return
         raw = text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES)
         mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(self._device)

@@ -6,6 +6,7 @@ in two phases (sizes, then bytes) or padded to their upper bound, which spares a
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from .. import wire
 from ..codecs.base import Codec
 from ..errors import WireError
-from .transport import Metered, Pending
+from .transport import Exchange, Metered, Pending
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,28 @@ class Incoming:
         return list(torch.split(self.buffer, self.sizes))
 
 
+@dataclass
+class Exchanged:
+    """As :class:`Incoming`, of an all-to-all: each frame can be had as soon as it is there."""
+
+    exchange: Exchange
+    buffer: Tensor
+    sizes: list[int]
+    keep: Tensor
+
+    def __post_init__(self) -> None:
+        self._frames = torch.split(self.buffer, self.sizes)
+
+    def wait_for(self, peer: int) -> Tensor:
+        """The frame of rank ``peer``; empty if there is none."""
+        self.exchange.wait_for(peer)
+        return self._frames[peer]
+
+    def finish(self) -> None:
+        """Return when all frames are there, and what was sent has left."""
+        self.exchange.wait()
+
+
 def encode_each(
     codec: Codec,
     values: Sequence[Tensor | None],
@@ -82,7 +105,7 @@ def encode_each(
 
     measured: these frames stand for the whole encoding, of which a sampled call's error is taken.
     """
-    bounds = [0 if v is None else wire.max_frame_nbytes(codec, v.numel(), v.dtype) for v in values]
+    bounds = [0 if v is None else max_nbytes(codec, v.numel(), v.dtype, transport) for v in values]
     buffer = torch.empty(sum(bounds), dtype=torch.uint8, device=device)
     chosen = transport.watch.choose(codec, values) if measured else None
     sizes: list[int] = []
@@ -94,7 +117,9 @@ def encode_each(
                 continue
             state = transport.ends.sender(codec, value.numel(), value.dtype, peer)
             room = buffer[end : end + bound]
-            nbytes = wire.pack(codec, value, room, seed=seed, residual=residual, state=state)
+            nbytes = wire.pack(
+                codec, value, room, seed=seed, residual=residual, checksum=transport.checksum, state=state
+            )
             sizes.append(bound if padded else nbytes)
             end += sizes[-1]
     if chosen is not None:
@@ -106,8 +131,14 @@ def encode_each(
 
 
 def exchange(
-    codec: Codec, outgoing: Outgoing, bounds: Sequence[int], transport: Metered, *, padded: bool = False
-) -> Incoming:
+    codec: Codec,
+    outgoing: Outgoing,
+    bounds: Sequence[int],
+    transport: Metered,
+    *,
+    padded: bool = False,
+    in_rounds: bool = False,
+) -> Exchanged:
     """Start the all-to-all of frames. ``bounds[p]``: upper bound of the frame that rank p sends here."""
     sizes = list(bounds)
     if not codec.fixed_size:
@@ -117,8 +148,8 @@ def exchange(
             sizes = _exchange_sizes(outgoing, transport)
             _check_sizes(sizes, bounds)
     buffer = outgoing.buffer.new_empty(sum(sizes))
-    pending = transport.all_to_all(buffer, outgoing.buffer, sizes, outgoing.sizes)
-    return Incoming(pending, buffer, sizes, outgoing.buffer)
+    exchange = transport.all_to_all(buffer, outgoing.buffer, sizes, outgoing.sizes, in_rounds=in_rounds)
+    return Exchanged(exchange, buffer, sizes, outgoing.buffer)
 
 
 def gather(
@@ -146,6 +177,43 @@ def gather(
     return Incoming(pending, buffer, [slot] * transport.size, mine)
 
 
+def max_nbytes(codec: Codec, numel: int, dtype: torch.dtype, transport: Metered) -> int:
+    """Upper bound of a frame's size over this transport, in bytes; exact if the codec is of fixed size."""
+    return wire.max_frame_nbytes(codec, numel, dtype, checksum=transport.checksum)
+
+
+def decode(codec: Codec, frame: Tensor, out: Tensor, transport: Metered, source: int, to: int) -> None:
+    """Decode rank source's frame for rank ``to`` (or EVERYONE) into out. Raises WireError, which names the source."""
+    state = transport.ends.receiver(codec, out.numel(), out.dtype, source, to)
+    try:
+        wire.unpack(codec, frame, out, state=state)
+    except WireError as e:
+        raise _from(source, e) from e
+
+
+def decode_add(
+    codec: Codec, frame: Tensor, out: Tensor, dtype: torch.dtype, transport: Metered, source: int, to: int
+) -> None:
+    """Add the values of rank source's frame for rank ``to`` to out (fp32). dtype: the one that was encoded."""
+    state = transport.ends.receiver(codec, out.numel(), dtype, source, to)
+    try:
+        wire.unpack_add(codec, frame, out, dtype, state=state)
+    except WireError as e:
+        raise _from(source, e) from e
+
+
+def read_header(frame: Tensor, source: int) -> wire.Header:
+    """The header of rank source's frame. Raises WireError, which names the source."""
+    try:
+        return wire.read_header(frame)
+    except WireError as e:
+        raise _from(source, e) from e
+
+
+def _from(source: int, error: WireError) -> WireError:
+    return WireError(f"from rank {source}: {error}")
+
+
 def equal_parts(flat: Tensor, size: int) -> list[Tensor]:
     """``size`` views of a flat tensor, of numel / size each."""
     numel = flat.numel() // size
@@ -161,15 +229,31 @@ def _check_sizes(sizes: Sequence[int], bounds: Sequence[int]) -> None:
 
 def _exchange_sizes(outgoing: Outgoing, transport: Metered) -> list[int]:
     transport.tally.two_phase += 1
-    mine = torch.tensor(outgoing.sizes, dtype=torch.int64, device=outgoing.buffer.device)
+    sealed = [_sealed(size) for size in outgoing.sizes]
+    mine = torch.tensor(sealed, dtype=torch.int64, device=outgoing.buffer.device)
     theirs = torch.empty_like(mine)
     splits = [8] * transport.size
     transport.all_to_all(theirs.view(torch.uint8), mine.view(torch.uint8), splits, splits).wait()
-    return [int(n) for n in theirs.tolist()]
+    return [_unsealed(n, peer) for peer, n in enumerate(theirs.tolist())]
 
 
 def _gather_sizes(frame: Tensor, transport: Metered) -> list[int]:
-    mine = torch.tensor([frame.numel()], dtype=torch.int64, device=frame.device)
+    mine = torch.tensor([_sealed(frame.numel())], dtype=torch.int64, device=frame.device)
     every = mine.new_empty(transport.size)
     transport.all_gather(every.view(torch.uint8), mine.view(torch.uint8)).wait()
-    return [int(n) for n in every.tolist()]
+    return [_unsealed(n, peer) for peer, n in enumerate(every.tolist())]
+
+
+def _sealed(size: int) -> int:
+    """A frame's size in 48 bits and 15 bits of their CRC-32 above.
+
+    A size that changed on its way would be one that the transport, which knows the real one, ends the process for.
+    """
+    return size | (zlib.crc32(size.to_bytes(6, "little")) & 0x7FFF) << 48
+
+
+def _unsealed(sealed: int, peer: int) -> int:
+    size = sealed & (1 << 48) - 1
+    if sealed != _sealed(size):
+        raise WireError(f"from rank {peer}: the size of a frame has a wrong checksum: {sealed:#018x}")
+    return size

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import wire
 from ..codecs.base import Codec
 from ..errors import WireError
+from . import frames
 from .transport import Metered, Pending
 
 
@@ -33,8 +34,7 @@ def recv(out: Tensor, codec: Codec, transport: Metered, src: int) -> None:
     codec = watch.codec(codec)
     frame = recv_frame(codec, out.numel(), out.dtype, transport, src, out.device)
     with transport.tally.decoding():
-        state = transport.ends.receiver(codec, out.numel(), out.dtype, src, transport.rank)
-        wire.unpack(codec, frame, out, state=state)
+        frames.decode(codec, frame, out, transport, src, transport.rank)
     if watch.sampled:
         row = watch.row(out.device)  # of the right size
         transport.recv(row, src).wait()
@@ -48,12 +48,12 @@ def send_frame(
 
     measured: as of :func:`~thinwire.collectives.frames.encode_each`.
     """
-    bound = wire.max_frame_nbytes(codec, x.numel(), x.dtype)
+    bound = frames.max_nbytes(codec, x.numel(), x.dtype, transport)
     buffer = torch.empty(bound, dtype=torch.uint8, device=x.device)
     chosen = transport.watch.choose(codec, [x]) if measured else None
     with transport.tally.encoding():
         state = transport.ends.sender(codec, x.numel(), x.dtype, dst)
-        nbytes = wire.pack(codec, x, buffer, seed=seed, state=state)
+        nbytes = wire.pack(codec, x, buffer, seed=seed, checksum=transport.checksum, state=state)
     frame = buffer[:nbytes]
     if chosen is not None:
         transport.watch.after_frame(codec, frame, x, None)
@@ -68,18 +68,17 @@ def recv_frame(
     codec: Codec, numel: int, dtype: torch.dtype, transport: Metered, src: int, device: torch.device
 ) -> Tensor:
     """Receive the frame of numel values from rank src. Raises WireError if it cannot be one."""
-    bound = wire.max_frame_nbytes(codec, numel, dtype)
+    bound = frames.max_nbytes(codec, numel, dtype, transport)
     frame = torch.empty(bound, dtype=torch.uint8, device=device)
     if codec.fixed_size:
         transport.recv(frame, src).wait()
         return frame
     transport.recv(frame[: wire.HEADER_NBYTES], src).wait()
-    header = wire.read_header(frame[: wire.HEADER_NBYTES])
-    end = wire.HEADER_NBYTES + header.nbytes
+    end = frames.read_header(frame[: wire.HEADER_NBYTES], src).frame_nbytes
     if end > bound:
         raise WireError(
             f"rank {src} announces {end} bytes, a frame of {numel} {dtype} values has at most {bound}"
         )
-    if header.nbytes:
+    if end > wire.HEADER_NBYTES:
         transport.recv(frame[wire.HEADER_NBYTES : end], src).wait()
     return frame[:end]

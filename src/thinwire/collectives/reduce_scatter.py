@@ -12,10 +12,9 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from .. import wire
 from ..codecs.base import Codec
 from . import frames
-from .frames import Chunks, Incoming
+from .frames import Chunks, Exchanged
 from .options import CallOptions, derive_seed
 from .transport import Metered
 
@@ -40,7 +39,7 @@ def reduce_scatter(
     mine = slice(*chunks.bounds(me))
     total = torch.zeros(mine.stop - mine.start, dtype=torch.float32, device=x.device)
 
-    in_flight: deque[tuple[slice, Incoming]] = deque()
+    in_flight: deque[tuple[slice, Exchanged]] = deque()
     for index, segment in enumerate(_segments(chunks, codec.granule, options.segment_numel)):
         # encode
         parts = [_part(values, chunks, peer, segment) if peer != me else None for peer in range(chunks.size)]
@@ -58,9 +57,17 @@ def reduce_scatter(
         # send
         own = _part(values, chunks, me, segment)
         numel = 0 if own is None else own.numel()
-        bound = 0 if own is None else wire.max_frame_nbytes(codec, numel, values.dtype)
+        bound = 0 if own is None else frames.max_nbytes(codec, numel, values.dtype, transport)
         bounds = [0 if peer == me else bound for peer in range(chunks.size)]
-        incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded)
+        largest = frames.max_nbytes(codec, segment.stop - segment.start, values.dtype, transport)
+        incoming = frames.exchange(
+            codec,
+            outgoing,
+            bounds,
+            transport,
+            padded=options.padded,
+            in_rounds=largest >= options.rounds_nbytes,
+        )
         in_flight.append((slice(segment.start, segment.start + numel), incoming))
         if len(in_flight) > options.depth:
             _decode_add(codec, values[mine], total, *in_flight.popleft(), transport)
@@ -73,19 +80,19 @@ def reduce_scatter(
 
 
 def _decode_add(
-    codec: Codec, own: Tensor, total: Tensor, where: slice, incoming: Incoming, transport: Metered
+    codec: Codec, own: Tensor, total: Tensor, where: slice, incoming: Exchanged, transport: Metered
 ) -> None:
-    received = incoming.wait()
-    if where.start == where.stop:
-        return
     into = total[where]
-    with transport.tally.decoding():
-        for peer, frame in enumerate(received):
-            if peer == transport.rank:
-                into += own[where]
-            else:
-                state = transport.ends.receiver(codec, into.numel(), own.dtype, peer, transport.rank)
-                wire.unpack_add(codec, frame, into, own.dtype, state=state)
+    if into.numel():
+        # In rank order, each frame as soon as it and those before it are there.
+        for peer in range(transport.size):
+            frame = incoming.wait_for(peer)
+            with transport.tally.decoding():
+                if peer == transport.rank:
+                    into += own[where]
+                else:
+                    frames.decode_add(codec, frame, into, own.dtype, transport, peer, transport.rank)
+    incoming.finish()
 
 
 def _segments(chunks: Chunks, granule: int, segment_numel: int) -> list[slice]:

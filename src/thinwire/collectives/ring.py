@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import wire
 from ..codecs.base import Codec
+from . import frames
 from .frames import Chunks
 from .options import CallOptions, derive_seed
 from .p2p import recv_frame, send_frame
@@ -41,8 +41,7 @@ def ring_reduce_scatter(
         # decode-add
         partial = _wide_copy(own)
         with transport.tally.decoding():
-            state = transport.ends.receiver(codec, own.numel(), own.dtype, before, me)
-            wire.unpack_add(codec, frame, partial, own.dtype, state=state)
+            frames.decode_add(codec, frame, partial, own.dtype, transport, before, me)
         for pending in sending:
             pending.wait()
         del sent

@@ -89,6 +89,9 @@ class Message:
     nbytes: int
     """Bytes of the uncompressed tensor."""
 
+    def __str__(self) -> str:
+        return f"{self.op}, {self.role}, {self.codec}, {self.dtype}, {self.nbytes} bytes"
+
 
 @dataclass
 class Errors:

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import PeerError
 from .monitor import IDLE, Watch
+from .rounds import Rounds, RoundsPending
 from .streams import Ends, Streams
 from .traffic import Tally
+
+# Messages of rounds and of send and recv, which other threads start, must not be taken for each other.
+_SINGLE_TAG, _ROUNDS_TAG = 0, 1
 
 
 class Pending(Protocol):
@@ -27,6 +33,13 @@ class Pending(Protocol):
         """Return when the transfer is done; raise PeerError if a peer was lost or the time is up."""
 
 
+class Exchange(Pending, Protocol):
+    """A transfer from every peer."""
+
+    def wait_for(self, peer: int) -> None:
+        """As ``wait``, for what comes from rank ``peer`` alone."""
+
+
 class Transport(Protocol):
     """Bytes to peers. ``rank`` and ``size`` are those of the group."""
 
@@ -34,9 +47,18 @@ class Transport(Protocol):
     size: int
 
     def all_to_all(
-        self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
-    ) -> Pending:
-        """Send ``in_splits[p]`` bytes of inp to each rank p, receive ``out_splits[p]`` bytes from it."""
+        self,
+        out: Tensor,
+        inp: Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        in_rounds: bool = False,
+    ) -> Exchange:
+        """Send ``in_splits[p]`` bytes of inp to each rank p, receive ``out_splits[p]`` bytes from it.
+
+        in_rounds, the same on all ranks: messages are so large that pairs had better take turns.
+        """
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         """``out`` (size * n bytes) becomes every rank's ``inp`` (n bytes, the same n everywhere)."""
@@ -61,6 +83,10 @@ class _TorchPending:
         if self._work is not None:
             with self._lost_peer():
                 self._work.wait()
+            self._work = None
+
+    def wait_for(self, peer: int) -> None:
+        self.wait()
 
     @contextmanager
     def _lost_peer(self) -> Iterator[None]:
@@ -68,6 +94,19 @@ class _TorchPending:
             yield
         except RuntimeError as e:
             raise PeerError(f"{self._what} failed: {e}") from e
+
+
+class _InRounds:
+    """An exchange in rounds; number: peer -> how many of them until its message is there."""
+
+    def __init__(self, pending: RoundsPending, number: Callable[[int], int]) -> None:
+        self._pending, self._number = pending, number
+
+    def wait(self) -> None:
+        self._pending.wait()
+
+    def wait_for(self, peer: int) -> None:
+        self._pending.wait(self._number(peer))
 
 
 class TorchTransport:
@@ -81,62 +120,100 @@ class TorchTransport:
         self._group = group
         self.rank: int = group.rank()
         self.size: int = group.size()
+        self._rounds = Rounds()
 
     def all_to_all(
-        self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
-    ) -> Pending:
+        self,
+        out: Tensor,
+        inp: Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        in_rounds: bool = False,
+    ) -> Exchange:
+        if in_rounds and inp.device.type == "cpu":
+            return self._in_rounds(torch.split(out, list(out_splits)), torch.split(inp, list(in_splits)))
         # alltoall_base and _allgather_base: the names that 2.11 and 2.13 share.
         return _TorchPending(
             lambda: self._group.alltoall_base(out, inp, list(out_splits), list(in_splits)),
-            f"rank {self.rank}: all_to_all among {self.size} ranks",
+            f"all_to_all among {self.size} ranks",
         )
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         return _TorchPending(
             lambda: self._group._allgather_base(out, inp),
-            f"rank {self.rank}: all_gather among {self.size} ranks",
+            f"all_gather among {self.size} ranks",
         )
+
+    def _in_rounds(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> Exchange:
+        me, size = self.rank, self.size
+        outs[me].copy_(ins[me])
+
+        def start(distance: int) -> list[Pending]:
+            source, to = (me + distance) % size, (me - distance) % size
+            # Empty messages do not travel: both ends know the sizes.
+            arriving = [self._recv(outs[source], source, _ROUNDS_TAG)] if outs[source].numel() else []
+            leaving = [self._send(ins[to], to, _ROUNDS_TAG)] if ins[to].numel() else []
+            return [*arriving, *leaving]
+
+        rounds = self._rounds.add(partial(start, distance) for distance in range(1, size))
+        return _InRounds(rounds, lambda peer: (peer - me) % size)
 
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         options = dist.BroadcastOptions()
         options.rootRank = src
-        return _TorchPending(
-            lambda: self._group.broadcast([buffer], options), f"rank {self.rank}: broadcast from rank {src}"
-        )
+        return _TorchPending(lambda: self._group.broadcast([buffer], options), f"broadcast from rank {src}")
 
     def send(self, buffer: Tensor, dst: int) -> Pending:
-        return _TorchPending(
-            lambda: self._group.send([buffer], dst, 0), f"rank {self.rank}: send to rank {dst}"
-        )
+        return self._send(buffer, dst, _SINGLE_TAG)
 
     def recv(self, buffer: Tensor, src: int) -> Pending:
-        return _TorchPending(
-            lambda: self._group.recv([buffer], src, 0), f"rank {self.rank}: recv from rank {src}"
-        )
+        return self._recv(buffer, src, _SINGLE_TAG)
+
+    def _send(self, buffer: Tensor, dst: int, tag: int) -> Pending:
+        return _TorchPending(lambda: self._group.send([buffer], dst, tag), f"send to rank {dst}")
+
+    def _recv(self, buffer: Tensor, src: int, tag: int) -> Pending:
+        return _TorchPending(lambda: self._group.recv([buffer], src, tag), f"recv from rank {src}")
 
 
 class Metered:
     """A transport for one call of a collective: it counts the bytes sent and the time waited.
 
     ends: what stateful codecs remember of such calls; None: nothing, each call begins anew. watch: the error monitor of the
-    call, which says whether it is encoded with its codec at all; None: nobody watches.
+    call, which says whether it is encoded with its codec at all; None: nobody watches. checksum: the frames that are sent
+    carry a checksum of their payload.
     """
 
     def __init__(
-        self, inner: Transport, tally: Tally, ends: Ends | None = None, watch: Watch | None = None
+        self,
+        inner: Transport,
+        tally: Tally,
+        ends: Ends | None = None,
+        watch: Watch | None = None,
+        *,
+        checksum: bool = False,
     ) -> None:
         self._inner = inner
         self.tally = tally
+        self.checksum = checksum
         self.rank = inner.rank
         self.size = inner.size
         self.ends = ends if ends is not None else Ends(Streams(), inner.rank, "")
         self.watch = watch if watch is not None else IDLE
 
     def all_to_all(
-        self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
-    ) -> Pending:
+        self,
+        out: Tensor,
+        inp: Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        in_rounds: bool = False,
+    ) -> Exchange:
         self.tally.wire_bytes += sum(in_splits) - in_splits[self.rank]
-        return self._timed(self._inner.all_to_all(out, inp, out_splits, in_splits))
+        exchange = self._inner.all_to_all(out, inp, out_splits, in_splits, in_rounds=in_rounds)
+        return _TimedExchange(exchange, self.tally)
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         self.tally.wire_bytes += inp.numel() * (self.size - 1)
@@ -166,3 +243,13 @@ class _TimedPending:
     def wait(self) -> None:
         with self._tally.waiting():
             self._pending.wait()
+
+
+class _TimedExchange(_TimedPending):
+    def __init__(self, exchange: Exchange, tally: Tally) -> None:
+        super().__init__(exchange, tally)
+        self._exchange = exchange
+
+    def wait_for(self, peer: int) -> None:
+        with self._tally.waiting():
+            self._exchange.wait_for(peer)

@@ -28,7 +28,8 @@ class Work(dist.Work):
         return True
 
     def get_future(self) -> Future[Any]:
-        return self._future
+        # DDP reads it in C++, where an exception that was set as one is the result: of a callback it is an error.
+        return self._future.then(_value)
 
     def result(self) -> Any:
         return self._result
@@ -50,6 +51,10 @@ class Work(dist.Work):
             # Future takes Exception only; KeyboardInterrupt does not reach a worker thread.
             assert isinstance(error, Exception)
             self._future.set_exception(error)
+
+
+def _value(future: Future[Any]) -> Any:
+    return future.value()
 
 
 class Joined(dist.Work):

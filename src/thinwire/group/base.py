@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -23,17 +24,17 @@ from ..collectives.endpoint import COLLECTIVES, Endpoint
 from ..collectives.options import CallOptions, derive_seed
 from ..collectives.traffic import PASS_THROUGH, Message, Tally, Traffic, gloo_nbytes, raw_nbytes
 from ..collectives.transport import Metered, TorchTransport
-from ..errors import PolicyError, nearest
-from ..inner import Counted, agree, inner_devices, make_inner_group, meet, roll_call
+from ..errors import MismatchError, PeerError, PolicyError, nearest
+from ..inner import Counted, agree, disconnect, inner_devices, make_inner_group, meet
 from ..policy import AXES, NONE, ROLES, AxisPolicy
 from ..presets import load
 from ..wire import VERSION
 from .options import GroupOptions
+from .roll_call import RollCall
 from .statistics import LIVE
 from .tensors import nbytes_of
 
 BACKEND = "thinwire"
-_ROLL_CALL = timedelta(seconds=5)
 ROLE_TAGS = {0x74770001: "activation", 0x74770002: "activation_gradient"}
 """Tags of point-to-point messages that say a role: a pipeline sends both kinds to the same neighbour."""
 
@@ -56,8 +57,8 @@ class GroupBase(dist.ProcessGroup):
         self._block: list[dist.Work] | None = None  # the calls of a coalescing block
         if options.axis is not None:
             self._check_policy()
-        agree(store, rank, size, f"wire format {VERSION}, {options.text()}, policy {self.policy}")
-        self._store = store
+        agree(store, rank, size, f"wire format {VERSION}, {options.text()}, policy {self.policy}", timeout)
+        self._roll_call = RollCall(store, rank, size)
         devices = inner_devices(options.backend)
         self._inner = self.make_inner(PrefixStore("pass", store), timeout)
         self._frames: dist.ProcessGroup | None = None
@@ -68,7 +69,9 @@ class GroupBase(dist.ProcessGroup):
                 TorchTransport(self._frames),
                 self.traffic,
                 device=devices[0],
-                who_is_lost=self._who_is_lost,
+                checksum=options.checksum,
+                compare_calls=options.compare_calls,
+                after_failure=self._after_failure,
                 monitors={axis: p.monitor for axis, p in self.policy.axes.items() if p.monitor is not None},
             )
         # What is not overridden here falls through to the inner group's backend.
@@ -76,23 +79,35 @@ class GroupBase(dist.ProcessGroup):
             self._register_backend(
                 device, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(device)
             )
-        meet(store, rank, size)
+        meet(store, rank, size, timeout)
         LIVE.add(self)
 
     def make_inner(self, store: Store, timeout: timedelta) -> dist.ProcessGroup:
         """A real group of the backend that carries the bytes; a subclass may put something around it."""
         return make_inner_group(store, self._rank, self._size, self.options.backend, timeout)
 
-    def _who_is_lost(self) -> str:
-        missing = roll_call(self._store, self._rank, self._size, _ROLL_CALL)
-        if missing is None:
-            return "The store does not answer either: the rank that keeps it has ended."
-        if not missing:
-            return f"All {self._size} ranks report the failure: a connection was lost, no rank."
-        return (
-            f"Within {_ROLL_CALL.seconds} s rank(s) {', '.join(map(str, missing))} of the {self._size} of this group "
-            f"(axis {self.axis()}) did not report the failure: lost, or elsewhere in the program."
-        )
+    def _after_failure(self, call: str, error: Exception) -> str:
+        """A call has failed here: let it fail on all ranks, and say what they know of it.
+
+        Without that a rank that waits for one that has given up would wait until its own time is up.
+        """
+        if isinstance(error, MismatchError):
+            return ""  # all ranks raise it
+        self._disconnect()
+        if isinstance(error, PeerError):
+            return "\n" + self._roll_call.account(call, self.axis())
+        self._roll_call.report(f"{call}: {type(error).__name__}: {error}")
+        return ""
+
+    def _disconnect(self) -> None:
+        for group in (self._inner, self._frames):
+            if group is not None:
+                disconnect(group)
+
+    def _lost(self, message: Message, error: RuntimeError) -> PeerError:
+        """What to raise for the inner group's error in a call that passes through."""
+        lost = PeerError(f"{self.options.backend} failed: {error}")
+        return PeerError(f"rank {self._rank}: {message}: {lost}{self._after_failure(str(message), lost)}")
 
     # Identity: DeviceMesh and the functional collectives look groups up by these.
 
@@ -248,8 +263,9 @@ class GroupBase(dist.ProcessGroup):
         self._close_inner()
 
     def abort(self) -> None:
-        """Close the inner groups, so that calls under way fail, then end the worker threads."""
+        """Close the connections, so that calls under way fail on all ranks, then end the worker threads."""
         LIVE.discard(self)
+        self._disconnect()
         self._close_inner()
         if self._endpoint is not None:
             self._endpoint.close()
@@ -288,7 +304,19 @@ class GroupBase(dist.ProcessGroup):
         # The report must not hold the group: the inner group's thread, which drops it, would join itself at the end.
         traffic = self.traffic
         report = lambda s: traffic.add(message, raw, Tally(int(sent), wire_s=s))  # noqa: E731
-        return self._tracked(Counted(start, report))
+        return self._tracked(self._watched(message, start, report))
+
+    def _watched(
+        self, message: Message, start: Callable[[], dist.Work], report: Callable[[float], None]
+    ) -> Counted:
+        """The inner group's Work whose errors name the call and the ranks."""
+        lost = WeakMethod(self._lost)  # as above: the group must not be held
+
+        def explain(error: RuntimeError) -> Exception:
+            method = lost()
+            return error if method is None else method(message, error)
+
+        return Counted(start, report, explain)
 
     def _all_pass(self, op: str, tensors: Sequence[Tensor]) -> bool:
         return all(self.look_up(op, x.dtype, nbytes_of(x))[0] == NONE for x in tensors)

@@ -18,6 +18,7 @@ from .. import collectives as c
 from ..codecs import Codec
 from ..collectives.frames import equal_parts
 from ..collectives.options import CallOptions, derive_seed
+from ..collectives.traffic import PASS_THROUGH, Message
 from ..collectives.transport import Metered
 from ..errors import PolicyError
 from ..policy import NONE
@@ -258,7 +259,9 @@ class ThinwireGroup(GroupBase):
         return self._inner.recv_anysource(tensors, tag)
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        return self._inner.barrier(opts if opts is not None else dist.BarrierOptions())
+        opts = opts if opts is not None else dist.BarrierOptions()
+        message = Message(self.axis(), "barrier", "control", PASS_THROUGH, "none", 0)
+        return self._watched(message, lambda: self._inner.barrier(opts), lambda seconds: None)
 
     def gather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None

@@ -22,6 +22,9 @@ class GroupOptions:
     names roles is accepted; a message without one is then an error where the policy needs it. inline: run compressed
     collectives in the caller's thread, for axes whose callers wait at once (tensor parallelism); saves two
     changes of thread a call, overlaps nothing. backend: the inner group's: gloo, nccl, or ``cpu:gloo,cuda:nccl``.
+    checksum: frames carry a CRC-32 of their payload, too, for links that are not trusted. compare_calls: the ranks
+    compare every compressed collective before it starts, not only the first of a kind: one small all-gather more a
+    call, by which ranks that call in another order are told so (without, gloo may end a process).
     """
 
     policy: Policy | str = "none"
@@ -33,6 +36,8 @@ class GroupOptions:
     roles_by_caller: bool = False
     inline: bool = False
     backend: str = "gloo"
+    checksum: bool = False
+    compare_calls: bool = False
     seed: int = 0
     timeout: timedelta = timedelta(minutes=30)
 
@@ -43,4 +48,5 @@ class GroupOptions:
     def text(self) -> str:
         """What the ranks of a group must give alike, beside the policy."""
         maps = (sorted(m.items()) for m in (self.op_axes, self.op_roles, self.axis_names))
-        return f"axis {self.axis}, maps {list(maps)}, backend {self.backend}, seed {self.seed}"
+        checks = f"checksum {self.checksum}, compare_calls {self.compare_calls}"
+        return f"axis {self.axis}, maps {list(maps)}, backend {self.backend}, {checks}, seed {self.seed}"

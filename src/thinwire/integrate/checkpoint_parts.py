@@ -20,7 +20,7 @@ from .gradients import GradientSync
 Layout = dict[str, Any]
 """How a part's tensors lie in messages, of JSON's types."""
 _CALLS, _STATES = "calls", "states"
-_OWNER, _Q = ".owner", ".q"
+_OWNER, _Q, _STEPS = ".owner", ".q", "steps"
 
 
 class Saved(Protocol):
@@ -126,7 +126,7 @@ class _Fsdp(Part):
 
     def load_other(self, saved: Saved, layout: Layout) -> list[str]:
         # FSDP runs its collectives with one rank, too, so residuals are there.
-        self._compression.load_state_dict({**saved.read(0, ["steps"]), **mean_residuals(saved)})
+        self._compression.load_state_dict({**saved.read(0, [_STEPS]), **mean_residuals(saved)})
         return []
 
 
@@ -155,8 +155,8 @@ class _Ddp(Part):
         residuals = mean_residuals(saved)
         # Owners compensate a mean.
         add_owners(residuals, saved, layout["buckets"], 1.0)
-        qs = saved.read(0, [name for name in saved.names() if name.endswith(_Q)])
-        self._compression.load_state_dict({**residuals, **qs})
+        same = saved.read(0, [name for name in saved.names() if name.endswith(_Q) or name == _STEPS])
+        self._compression.load_state_dict({**residuals, **same})
         return _begun(saved)
 
 

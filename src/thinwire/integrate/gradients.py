@@ -193,12 +193,15 @@ class GradientSync:
         """Bring the parameters to the masters' values, in place, in their dtype, with the same bits on every rank.
 
         With ``difference`` in the policy, what travels is master minus parameter: what one step's encoding
-        loses is in the next step's difference, so the error does not add up.
+        loses is in the next step's difference, so the error does not add up. If a peer is lost (PeerError), no parameter
+        has changed.
         """
         pending = [(bucket, *self._start_gather(bucket)) for bucket in self.buckets]
-        for bucket, work, values, difference in pending:
+        for _, work, _, _ in pending:
             if work is not None:
                 work.wait()
+        # Only when all of it is here: a message that fails leaves every parameter as it was.
+        for bucket, _, values, difference in pending:
             for member in bucket.members:
                 target = local_tensor(member.parameter)
                 new = values[member.begin : member.end].view(target.shape)

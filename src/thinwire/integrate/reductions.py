@@ -63,11 +63,12 @@ def make_states(
             spans, compressor, axis=axis, seed=seed, device=device, rollback=rollback, known=known
         )
     if policy.feedback:
-        owner = 0
+        start = stop = 0
         if owns_chunk and isinstance(compressor, Codec):
             start, stop = c.Chunks.of(numel, group.size(), compressor.granule).bounds(group.rank())
-            owner = stop - start
-        feedback = Feedback(spans, numel, axis=axis, owner_numel=owner, rollback=rollback)
+        feedback = Feedback(
+            spans, numel, axis=axis, owner_numel=stop - start, owner_begin=start, rollback=rollback
+        )
     return feedback, warm_start
 
 

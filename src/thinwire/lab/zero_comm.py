@@ -29,6 +29,21 @@ class TokenGroup(ThinwireGroup):
         return cast(dist.ProcessGroup, _TokenInner(super().make_inner(store, timeout)))
 
 
+class _StandIn(dist.Work):
+    """The Work of a token; its future gives the tensors that it stands for, which DDP puts into gradients."""
+
+    def __init__(self, work: dist.Work, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._work, self._tensors = work, tensors
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return self._work.wait() if timeout is None else self._work.wait(timeout)
+
+    def get_future(self) -> Any:
+        tensors = self._tensors
+        return self._work.get_future().then(lambda _: tensors)
+
+
 class _TokenInner:
     """The ops that :class:`ThinwireGroup` hands to its inner group, with tokens for payloads."""
 
@@ -39,8 +54,10 @@ class _TokenInner:
         return getattr(self._real, name)
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> dist.Work:
+        if _control(tensors):
+            return self._real.allreduce(tensors, opts)
         # The rank's own values stand in for the sum.
-        return self._real.allreduce(tensors if _control(tensors) else [_token()], opts)
+        return _StandIn(self._real.allreduce([_token()], opts), tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any) -> dist.Work:
         if _control(tensors):

@@ -22,7 +22,7 @@ def make_plan(policies: tuple[str, ...], seeds: tuple[int, ...] = (0,), lr: floa
     from thinwire.lab.train.config import OptimizerConfig
 
     config = TrainConfig(
-        model=ModelConfig.preset("tiny"), layout=Layout(dp=2, tp=1, pp=2), steps=8, eval_batches=1,
+        model=ModelConfig.preset("tiny"), layout=Layout(dp=2), steps=8, eval_batches=1,
         optimizer=OptimizerConfig(lr=lr),
     )  # fmt: skip
     return Plan(config, "tiny", policies, seeds, block=2, save_every=1)
@@ -33,7 +33,7 @@ def run(plan: Plan, out: Path, stop_after: int | None = None) -> dict[str, objec
         if stop_after is not None and done >= stop_after:
             raise Interrupted
 
-    with cluster(4, 1, "none") as places:
+    with cluster(2, 1, "none") as places:
         path = compare(plan, places, out, on_progress)
     return json.loads(path.read_text())  # type: ignore[no-any-return]
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from thinwire.lab.cluster import Wiring
+from thinwire.lab.compare import scheme
 from thinwire.lab.compare.rank import Contestant
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.layout import Layout
 from thinwire.lab.train.model import ModelConfig
 from thinwire.launch import run_ranks
-from thinwire.presets import load
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -24,7 +24,7 @@ def _rounds(rank: int, world: int, report: Any) -> list[tuple[bool, int]]:
     config = TrainConfig(model=ModelConfig.preset("tiny"), layout=Layout(dp=2, tp=2, pp=1), eval_batches=1)
     found = []
     for _ in range(3):
-        contestant = Contestant("balanced", load("balanced"), config, Wiring())
+        contestant = Contestant(scheme("balanced"), config, Wiring())
         contestant.run(range(1), "lo", timed=True)
         trainer = weakref.ref(contestant.trainer)
         contestant.close()

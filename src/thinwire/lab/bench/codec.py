@@ -42,6 +42,8 @@ class CodecRow:
     """None: not there (peers)."""
     copy_gb_s: float
     """``copy_`` of the same tensor in as many threads, timed in turn with the codec."""
+    plain_add_gb_s: float
+    """``add_`` of the same tensor into an fp32 one, likewise: what decode_add does, without a codec."""
 
 
 def sample(rows: int = 2048, columns: int = 1024, seed: int = 0) -> Tensor:
@@ -71,8 +73,9 @@ def measure(codec: Codec, x: Tensor, repeats: int = 5, threads: int = 1, *, stre
         def spread(work: Callable[[_Part], object]) -> Callable[[], object]:
             return (lambda: work(parts[0])) if len(parts) == 1 else (lambda: list(pool.map(work, parts)))
 
-        calls = [lambda: copied.copy_(flat), *map(spread, each.values())]
-        copy_s, encode_s, decode_s, add_s = _alternate(calls, repeats, threads)
+        plain = [lambda: copied.copy_(flat), lambda: total.add_(flat)]
+        calls = [*plain, *map(spread, each.values())]
+        copy_s, plain_add_s, encode_s, decode_s, add_s = _alternate(calls, repeats, threads)
     compared = _compare(flat, decoded, sum(part.payload.numel() for part in parts))
     return CodecRow(
         spec=f"{codec} in a stream" if stream else str(codec),
@@ -82,6 +85,7 @@ def measure(codec: Codec, x: Tensor, repeats: int = 5, threads: int = 1, *, stre
         decode_gb_s=x.nbytes / decode_s / 1e9,
         decode_add_gb_s=x.nbytes / add_s / 1e9,
         copy_gb_s=x.nbytes / copy_s / 1e9,
+        plain_add_gb_s=x.nbytes / plain_add_s / 1e9,
         **compared,
     )
 
@@ -111,10 +115,11 @@ class _Part:
 
 def measure_peer(peer: Peer, x: Tensor, repeats: int = 5) -> CodecRow:
     """The same of another library, in one thread and as it is called: it allocates its outputs."""
-    flat, copied = x.reshape(-1), torch.empty_like(x.reshape(-1))
+    flat, copied, total = x.reshape(-1), torch.empty_like(x.reshape(-1)), torch.zeros(x.numel())
     payload = peer.encode(flat)
-    calls = [lambda: copied.copy_(flat), lambda: peer.encode(flat), lambda: peer.decode(payload, flat)]
-    copy_s, encode_s, decode_s = _alternate(calls, repeats, 1)
+    plain = [lambda: copied.copy_(flat), lambda: total.add_(flat)]
+    calls = [*plain, lambda: peer.encode(flat), lambda: peer.decode(payload, flat)]
+    copy_s, plain_add_s, encode_s, decode_s = _alternate(calls, repeats, 1)
     return CodecRow(
         spec=peer.name,
         lossless=peer.lossless,
@@ -123,6 +128,7 @@ def measure_peer(peer: Peer, x: Tensor, repeats: int = 5) -> CodecRow:
         decode_gb_s=x.nbytes / decode_s / 1e9,
         decode_add_gb_s=None,
         copy_gb_s=x.nbytes / copy_s / 1e9,
+        plain_add_gb_s=x.nbytes / plain_add_s / 1e9,
         **_compare(flat, peer.decode(payload, flat), len(payload)),
     )
 
@@ -184,11 +190,11 @@ def table(rows: Sequence[CodecRow]) -> Table:
         title="speeds: GB/s of the uncompressed tensor, one thread", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1)
     )
     shown.add_column("codec", overflow="fold", min_width=16)
-    for title in ("ratio", "rel. L2", "max/rms", "encode", "decode", "+add", "copy"):
+    for title in ("ratio", "rel. L2", "max/rms", "encode", "decode", "+add", "copy_", "add_"):
         shown.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         errors = ("lossless", "") if row.lossless else (f"{row.rel_l2:.1e}", f"{row.max_err:.1e}")
-        speeds = (row.encode_gb_s, row.decode_gb_s, row.decode_add_gb_s, row.copy_gb_s)
+        speeds = (row.encode_gb_s, row.decode_gb_s, row.decode_add_gb_s, row.copy_gb_s, row.plain_add_gb_s)
         shown.add_row(
             row.spec, f"{row.ratio:.2f}", *errors, *("" if s is None else f"{s:.2f}" for s in speeds)
         )

@@ -67,6 +67,8 @@ def train_config(
     tokens: str,
     steps: int,
     seed: int = 0,
+    ddp: bool = False,
+    bucket_bytes: int = 4 << 20,
 ) -> TrainConfig:
     """The settings of a run, checked: raises what is wrong with them before any process is started."""
     parsed = Layout.parse(layout)
@@ -81,6 +83,8 @@ def train_config(
         micro_batch=micro_batch,
         schedule=schedule,
         zero=zero,
+        ddp=ddp,
+        bucket_bytes=bucket_bytes,
         precision=precision,
     )
     config.check(parsed.world)
@@ -98,7 +102,8 @@ def compile_kernels(console: Any, policies: Iterable[Policy]) -> None:
 def shown(config: TrainConfig) -> str:
     """One line that describes a run."""
     model = config.model
+    under = "DDP" if config.ddp else f"ZeRO-{config.zero}"
     return (
-        f"{config.layout}, ZeRO-{config.zero}, {model.layers} layers of {model.hidden}, sequence {model.sequence}, "
+        f"{config.layout}, {under}, {model.layers} layers of {model.hidden}, sequence {model.sequence}, "
         f"batch {config.global_batch}, {config.precision}"
     )

@@ -11,8 +11,9 @@ from ..net.network import INTERFACE
 from .plan import DEFAULT_POLICIES, Plan
 from .rank import compare_rank
 from .result import ResultFile, run_of
+from .scheme import scheme
 
-__all__ = ["DEFAULT_POLICIES", "Plan", "compare"]
+__all__ = ["DEFAULT_POLICIES", "Plan", "compare", "scheme"]
 
 _LIMIT_S = 7 * 24 * 3600.0
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import SpecError
-from ...presets import load
+from ...errors import LayoutError, SpecError
 from ..train.config import TrainConfig
+from .scheme import PLAIN, scheme
 
 DEFAULT_POLICIES = (
     "none",
@@ -28,8 +28,8 @@ class Plan:
     """One comparison.
 
     config: of every run; its seed is replaced by each of ``seeds``. preset: the name of its model. policies:
-    names or TOML files. block: steps of one policy before the next one's turn; the first block of each is
-    warm-up and not timed. zero_steps: timed steps of the zero-communication run, spread over the blocks.
+    what takes part, see :func:`.scheme.scheme`. block: steps of one policy before the next one's turn; the first
+    block of each is warm-up and not timed. zero_steps: timed steps of the zero-communication run, spread over the blocks.
     eval_every: steps between evaluations; one more follows the last step. save_every: blocks between
     checkpoints.
     """
@@ -46,13 +46,24 @@ class Plan:
     def __post_init__(self) -> None:
         if len(set(self.policies)) < len(self.policies) or not self.policies:
             raise SpecError(f"policies {', '.join(self.policies)}: at least one, each once")
-        for name in self.policies:
-            load(name)
+        for found in map(scheme, self.policies):
+            if found.hook is not None and not (
+                self.config.ddp or (self.config.zero >= 2 and found.hook.kind == "bf16")
+            ):
+                raise LayoutError(
+                    f"{found.name}: hooks need DistributedDataParallel (--ddp), bf16 FSDP2 (--zero 2 or 3); ZeRO-"
+                    f"{self.config.zero} here has buckets of its own"
+                )
         if self.block < 2 or self.config.steps < 2 * self.block:
             raise SpecError(
                 f"{self.config.steps} steps in blocks of {self.block}: the first block is warm-up, so at least "
                 "two blocks of two steps are needed"
             )
+
+    @property
+    def resumable(self) -> bool:
+        """Whether an unfinished run can go on where it was: not under DDP, nor with PyTorch's own groups."""
+        return not self.config.ddp and not any(name.partition(":")[0] == PLAIN for name in self.policies)
 
     def blocks(self) -> Iterator[tuple[int, range]]:
         """(index, steps) of each block."""
@@ -76,4 +87,6 @@ class Plan:
         """What must be equal for runs to be shown in one result."""
         record = dataclasses.asdict(self.config)
         del record["seed"]
+        if not record["ddp"]:
+            del record["ddp"]  # as results had it before there was a choice
         return record

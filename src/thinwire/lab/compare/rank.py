@@ -13,17 +13,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from ...collectives.traffic import Entry, Message, Traffic
-from ...integrate.mesh import groups, init_mesh
-from ...policy import Policy
-from ...presets import load
+from ...integrate.mesh import groups
 from .. import zero_comm
 from ..cluster import Wiring, interface_tx_bytes
 from ..train.config import TrainConfig
 from ..train.trainer import Trainer
 from .plan import Plan
+from .scheme import Scheme, scheme
 
 Report = Callable[[Any], None]
 
@@ -40,19 +38,12 @@ class Track:
 
 
 class Contestant:
-    """A policy in training: its groups, its trainer, its track."""
+    """A scheme in training: its groups, its trainer, its track."""
 
-    def __init__(self, name: str, policy: Policy, config: TrainConfig, wiring: Wiring) -> None:
-        self.name = name
-        self.policy = policy
-        self.mesh: DeviceMesh = init_mesh(
-            config.layout.mesh_sizes(),
-            policy,
-            seed=config.seed,
-            backend=wiring.backend,
-            options=wiring.options,
-        )
-        self.trainer = Trainer(config, self.mesh)
+    def __init__(self, scheme: Scheme, config: TrainConfig, wiring: Wiring) -> None:
+        self.scheme = scheme
+        self.mesh = scheme.mesh(config, wiring)
+        self.trainer = Trainer(config, self.mesh, hook=scheme.hook)
         self.track = Track()
 
     @property
@@ -106,9 +97,11 @@ class Contestant:
         self.track = Track(**values)
 
     def close(self) -> None:
-        """End the groups of this policy."""
-        for group in groups(self.mesh).values():
-            dist.destroy_process_group(group)
+        """End the groups of this scheme."""
+        for name in self.mesh.mesh_dim_names or ():
+            group = self.mesh.get_group(name)
+            if group is not dist.group.WORLD:  # a plain mesh over all ranks has the world's own
+                dist.destroy_process_group(group)
 
     def _track_file(self, folder: Path, rank: int) -> Path:
         return folder / f"track-{self.trainer.steps_done}-{rank}.pt"
@@ -130,10 +123,11 @@ def compare_rank(
     for seed, names in todo.items():
         config = dataclasses.replace(plan.config, seed=seed)
         folder = Path(state) / f"seed{seed}"
-        contestants = {name: Contestant(name, load(name), config, wiring) for name in names}
-        zero = Contestant("zero-communication", load("none"), config, Wiring(zero_comm.BACKEND))
-        for name, contestant in contestants.items():
-            contestant.load(folder / _file_name(name), rank)
+        contestants = {name: Contestant(scheme(name), config, wiring) for name in names}
+        zero = Contestant(scheme("none"), config, Wiring(zero_comm.BACKEND))
+        if plan.resumable:
+            for name, contestant in contestants.items():
+                contestant.load(folder / _file_name(name), rank)
         for index, steps in plan.blocks():
             if plan.zero_block(index):
                 zero.run(steps, interface, timed=index > 0)
@@ -150,7 +144,7 @@ def compare_rank(
                     contestant.evaluate()
                 if rank == 0:
                     report(("progress", done, total, f"seed {seed}, {name}, step {steps.stop}"))
-            if (index + 1) % plan.save_every == 0:
+            if plan.resumable and (index + 1) % plan.save_every == 0:
                 for name, contestant in contestants.items():
                     contestant.save(folder / _file_name(name), rank)
         for contestant in contestants.values():
@@ -170,8 +164,8 @@ def _report_run(
     dist.all_gather_object(tracks, contestant.track)
     if rank == 0:
         body = {
-            "policy": contestant.policy.name,
-            "description": contestant.policy.description,
+            "policy": contestant.scheme.name,
+            "description": contestant.scheme.description,
             "seed": config.seed,
             "zero_seconds": zero.track.seconds,
             "tracks": tracks,

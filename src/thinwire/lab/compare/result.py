@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SpecError
-from ...presets import load
 from ..bench.record import command_line, environment, write_json
 from ..cluster import Cluster, calibration_rows
 from ..report import from_dict, parity_of
@@ -19,6 +18,7 @@ from ..report.schema import VERSION
 from ..train.flops import parameter_count, step_flops
 from .plan import Plan
 from .rank import Track, message_totals
+from .scheme import scheme
 
 PARITY_BASELINES = ("none", "bf16")
 
@@ -143,7 +143,7 @@ class ResultFile:
         """Seed -> policies that have no run yet."""
         done = {(run["policy"], run["seed"]) for run in self.record["runs"]}
         todo = {
-            seed: tuple(p for p in plan.policies if (load(p).name, seed) not in done) for seed in plan.seeds
+            seed: tuple(p for p in plan.policies if (scheme(p).name, seed) not in done) for seed in plan.seeds
         }
         return {seed: names for seed, names in todo.items() if names}
 

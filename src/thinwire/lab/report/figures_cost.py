@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from . import text
 from .schema import Result
 from .style import AXIS_COLOURS, INK, MUTED, PART_COLOURS, bar_rows, looks, new_figure, set_title
-from .summary import REFERENCES, Row, Summary
+from .summary import Row, Summary, is_reference
 
 _LEFT = 0.17
 _MAIN, _WORKER = ("compute", "wait"), ("encode", "wire", "decode")
@@ -35,7 +35,9 @@ def speed(result: Result, summary: Summary) -> Figure | None:
     if base is not None and base is not summary.bf16:
         lines[base.policy] = 1.0
     if summary.bf16 is not None:
-        lines["bf16 wire"] = summary.bf16.samples_per_s / unit
+        lines["bf16 wire" if summary.bf16.policy == "bf16" else summary.bf16.policy] = (
+            summary.bf16.samples_per_s / unit
+        )
     limit = _zero_comm_speed(summary)
     if limit is not None:
         lines["zero communication"] = limit / unit
@@ -164,7 +166,7 @@ def _zero_comm_speed(summary: Summary) -> float | None:
     rows = [row for row in summary.rows if row.limit_share]
     if not rows or summary.zero_comm_ms is None:
         return None
-    row = next((r for r in rows if r.policy in REFERENCES), rows[0])
+    row = next((r for r in rows if is_reference(r.policy)), rows[0])
     return row.samples_per_s * row.step_ms / summary.zero_comm_ms
 
 

@@ -36,7 +36,8 @@ TERMS = (
     ),
     (
         "none, bf16 wire",
-        "The two baselines: the same collectives with uncompressed messages, and with messages cast to bf16.",
+        "The two baselines: the same collectives with uncompressed messages, and with messages cast to bf16. plain: "
+        "PyTorch without thinwire; after the colon, its own hook.",
     ),
     (
         "loss parity",

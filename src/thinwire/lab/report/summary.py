@@ -11,8 +11,12 @@ from .parity import BASELINE, paired_differences, parity_of
 from .schema import AXES, Breakdown, Parity, Result, Run
 
 FP32_REFERENCES = ("none", "plain")  # our own uncompressed collectives, and the backend's plain ones
-WIRE16_REFERENCE = "bf16"
-REFERENCES = (*FP32_REFERENCES, WIRE16_REFERENCE)
+WIRE16_REFERENCES = ("bf16", "plain:bf16", "none:bf16")  # our cast, and PyTorch's over either of the above
+
+
+def is_reference(policy: str) -> bool:
+    """Whether it is there to be compared with: nothing compressed, a bf16 wire, or PyTorch's own hooks."""
+    return policy.partition(":")[0] in ("none", "plain", "bf16")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Summary:
     fp32: Row | None
     """The faster of the uncompressed runs, `none` and `plain`."""
     bf16: Row | None
+    """The fastest of the bf16 wires."""
     zero_comm_ms: float | None
     """Median over all runs."""
 
@@ -71,7 +76,7 @@ class Summary:
     @property
     def featured(self) -> Row:
         """The policy that the report is about: `balanced`, else the fastest one at loss parity, else the fastest."""
-        candidates = [row for row in self.rows if row.policy not in REFERENCES] or self.rows
+        candidates = [row for row in self.rows if not is_reference(row.policy)] or self.rows
         named = [row for row in candidates if row.policy == "balanced"]
         at_parity = [row for row in candidates if row.parity is not None and row.parity.passes]
         return (named or at_parity or candidates)[0]
@@ -85,7 +90,7 @@ def summarise(result: Result) -> Summary:
     return Summary(
         rows=rows,
         fp32=uncompressed[0] if uncompressed else None,
-        bf16=next((row for row in rows if row.policy == WIRE16_REFERENCE), None),
+        bf16=next((row for row in rows if row.policy in WIRE16_REFERENCES), None),
         zero_comm_ms=_median(run.zero_comm_step_ms for run in result.runs),
     )
 

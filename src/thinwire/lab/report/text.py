@@ -118,7 +118,8 @@ def layout(result: Result) -> str:
     """dp 2 × tp 2 × pp 2, ZeRO-1."""
     parts = [f"{axis} {n}" for axis, n in result.layout.items() if axis != "zero"]
     zero = result.layout.get("zero")
-    return " × ".join(parts) + (f", ZeRO-{zero}" if zero else "")
+    under = f", ZeRO-{zero}" if zero else ", DDP" if (result.plan or {}).get("ddp") else ""
+    return " × ".join(parts) + under
 
 
 def verdict(parity: Parity | None) -> str:

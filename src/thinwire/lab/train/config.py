@@ -72,7 +72,8 @@ class TrainConfig:
     """All that decides a run's numbers.
 
     schedule: of the pipeline, a key of ``SCHEDULES``; of no effect with pp=1. zero: 0 replicas, 1 sharded optimizer
-    state, 2 and 3 FSDP2 with gradients and then parameters sharded too. precision: of parameters and compute;
+    state, 2 and 3 FSDP2 with gradients and then parameters sharded too. ddp: replicas under PyTorch's
+    ``DistributedDataParallel`` instead of buckets of our own; with zero = 0. precision: of parameters and compute;
     masters, gradient sums and the optimizer are fp32 always. steps: length of the learning-rate schedule.
     global_batch, micro_batch: sequences. eval_batches: global batches of held-out text in one evaluation.
     """
@@ -88,6 +89,7 @@ class TrainConfig:
     micro_batch: int = 2
     schedule: str = "1f1b"
     zero: int = 1
+    ddp: bool = False
     precision: str = "fp32"
     bucket_bytes: int = 4 << 20
     eval_batches: int = 4
@@ -96,6 +98,7 @@ class TrainConfig:
         if self.schedule not in SCHEDULES:
             raise SpecError(f"unknown schedule {self.schedule!r}: {nearest(self.schedule, SCHEDULES)}")
         _require("zero", self.zero, self.zero in (0, 1, 2, 3), "must be 0, 1, 2 or 3")
+        _require("ddp", self.ddp, not (self.ddp and self.zero), f"needs zero = 0, not {self.zero}")
         _require("precision", self.precision, self.precision in PRECISIONS, f"must be one of {PRECISIONS}")
         for name in ("steps", "global_batch", "micro_batch", "bucket_bytes", "eval_batches"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrate.pipeline import PipelineStage
 from thinwire.integrate.roles import role_tag
@@ -99,10 +101,13 @@ class LoopRunner(Runner):
         losses = []
         pairs = list(zip(inputs.chunk(self._count), targets.chunk(self._count), strict=True))
         for i, (tokens, following) in enumerate(pairs):
+            last = i == len(pairs) - 1
             if isinstance(self._stage, FSDPModule):
-                self._stage.set_requires_gradient_sync(i == len(pairs) - 1)
-            loss = self._scaled_loss(self._stage(tokens), following)
-            loss.backward()  # type: ignore[no-untyped-call]
+                self._stage.set_requires_gradient_sync(last)
+            ddp = self._stage if isinstance(self._stage, DistributedDataParallel) else None
+            with ddp.no_sync() if ddp is not None and not last else nullcontext():
+                loss = self._scaled_loss(self._stage(tokens), following)
+                loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.item())
         return losses
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from thinwire.torch_names import all_gather_single
 
-from .zero import Gradient
+from .update import Gradient
 
 
 def sum_over_ranks(values: Sequence[float]) -> list[float]:

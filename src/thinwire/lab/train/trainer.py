@@ -10,22 +10,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from thinwire.errors import UnsupportedError
 from thinwire.integrate.mesh import groups
 
 from ..dtypes import DTYPES
 from . import checkpoint
 from .config import TrainConfig
 from .data import Batches, load_text
+from .ddp import DdpUpdate
 from .mesh import axis_group, axis_mesh, axis_rank
 from .model import Stage
 from .optim import LossScaler, learning_rate
 from .pipeline import LoopRunner, PipelineRunner, Runner, example_tensors, layers_of, stages_of
+from .plain import Hook
 from .step import agree, clip_factor, sum_over_ranks
 from .tensor_parallel import TensorAxis, cross_entropy
-from .zero import make_update
+from .update import Update
+from .zero import BucketUpdate, FsdpUpdate
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,14 @@ class StepRecord:
 class Trainer:
     """Trains ``config.model`` with one process per rank of ``mesh``; all ranks call the same methods.
 
-    mesh: over all ranks, with axes as in ``config.layout.mesh_sizes()``. cache: folder for tokenized text.
+    mesh: over all ranks, with axes as in ``config.layout.mesh_sizes()``. cache: folder for tokenized text. hook: PyTorch's
+    own way to send gradients, instead of what the groups of the mesh do; with ``config.ddp``, or bf16 with FSDP2.
     Raises LayoutError if the layout does not fit the ranks or the model, DataError for unusable text.
     """
 
-    def __init__(self, config: TrainConfig, mesh: DeviceMesh, cache: Path | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, mesh: DeviceMesh, cache: Path | None = None, hook: Hook | None = None
+    ) -> None:
         config.check(mesh.size())
         self.config = config
         self.steps_done = 0
@@ -64,8 +71,8 @@ class Trainer:
         self._tp = TensorAxis.of(axis_mesh(mesh, "tp"))
         self._dp_rank = axis_rank(mesh, "dp")
         stages = self._make_stages(axis_rank(mesh, "pp"))
-        self._update = make_update(stages.values(), mesh, config)
-        self._runner = self._make_runner(stages, mesh)
+        self._update = _make_update(stages, mesh, config, hook)
+        self._runner = self._make_runner(self._update.wrapped(stages), mesh)
         # The last stage of one tp rank reports the loss.
         self._reports = config.stages - 1 in stages and self._tp.rank == 0
         self._scaler = LossScaler(config.loss_scale if config.precision == "fp16" else None)
@@ -160,7 +167,7 @@ class Trainer:
             for index in stages_of(config.schedule, rank, config.layout.pp)
         }
 
-    def _make_runner(self, stages: dict[int, Stage], mesh: DeviceMesh) -> Runner:
+    def _make_runner(self, stages: dict[int, nn.Module], mesh: DeviceMesh) -> Runner:
         config = self.config
         group = axis_group(mesh, "pp")
         if group is None:
@@ -168,7 +175,7 @@ class Trainer:
         vocab = config.model.vocab // self._tp.size
         examples = example_tensors(config.model, config.micro_batch, vocab, DTYPES[config.precision])
         return PipelineRunner(
-            dict(stages), config.stages, config.schedule, group, self._loss, config.micro_batches, *examples
+            stages, config.stages, config.schedule, group, self._loss, config.micro_batches, *examples
         )
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -199,3 +206,18 @@ class Trainer:
     @staticmethod
     def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def _make_update(
+    stages: dict[int, Stage], mesh: DeviceMesh, config: TrainConfig, hook: Hook | None
+) -> Update:
+    """The update for the ZeRO stage; FSDP2 changes ``stages`` in place."""
+    if config.ddp:
+        return DdpUpdate(stages[0], axis_group(mesh, "dp"), config, hook)
+    if config.zero >= 2:
+        return FsdpUpdate(list(stages.values()), mesh, config, hook)
+    if hook is not None:
+        raise UnsupportedError(
+            f"hook {hook.kind} needs DistributedDataParallel (ddp) or FSDP2 (zero = 2 or 3)"
+        )
+    return BucketUpdate(list(stages.values()), mesh, config)

@@ -1,20 +1,19 @@
 """Who holds which part of gradients and optimizer state: ZeRO stages 0 to 3 (Rajbhandari et al. 2020).
 
 0 and 1 stand on ``GradientSync``: flat buckets, all-reduced (replicas) or reduce-scattered. 2 and 3 are FSDP2, over
-thinwire's groups with ``compress_fsdp``.
+thinwire's groups with ``compress_fsdp``. Replicas can be PyTorch's, too: ``DistributedDataParallel``, in :mod:`.ddp`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from thinwire.errors import UnsupportedError
@@ -27,48 +26,8 @@ from .config import TrainConfig
 from .mesh import axis_group, axis_rank
 from .model import Stage
 from .optim import make_adamw
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """This rank's part of a mean gradient, fp32. counted: no other rank counts the same elements in the norm."""
-
-    tensor: Tensor
-    counted: bool
-
-
-class Update(Protocol):
-    """One step's way from gradients to updated parameters."""
-
-    def start(self, micro_batches: int, scale: float) -> None:
-        """Before the first backward pass; scale: what the loss was multiplied by."""
-
-    def finish(self) -> list[Gradient]:
-        """After the last: the mean gradients over dp, summed over tp where they are partial, without the scale."""
-
-    def take(self, lr: float, factor: float) -> None:
-        """Multiply the gradients by ``factor``, run the optimizer, bring all parameters up to date."""
-
-    def skip(self) -> None:
-        """Leave parameters and optimizer as they are."""
-
-    def weights(self) -> dict[str, Tensor]:
-        """The parameters by name, for a checkpoint of any layout; they share memory with the live ones."""
-
-    def gradients(self) -> dict[str, Tensor]:
-        """The last step's mean gradients by parameter, where this rank holds them whole; they share memory."""
-
-    def state(self) -> dict[str, Tensor]:
-        """What else this rank needs to go on bit for bit; shares memory with the live tensors."""
-
-    def weights_changed(self) -> None:
-        """The tensors of ``weights`` were set from outside, those of ``state`` were not."""
-
-
-def make_update(stages: Iterable[Stage], mesh: DeviceMesh, config: TrainConfig) -> Update:
-    """The update for ``config.zero``; 2 and 3 change ``stages`` in place."""
-    kind = BucketUpdate if config.zero < 2 else FsdpUpdate
-    return kind(list(stages), mesh, config)
+from .plain import Bf16AllGather, Bf16ReduceScatter, Hook
+from .update import Gradient
 
 
 def _shards(stages: list[Stage]) -> dict[str, int | None]:
@@ -112,6 +71,9 @@ class BucketUpdate:
         )
         self._owns_shard = config.zero == 1 or axis_rank(mesh, "dp") == 0
         self._owns_copy = axis_rank(mesh, "tp") == 0
+
+    def wrapped(self, stages: Mapping[int, Stage]) -> dict[int, nn.Module]:
+        return dict(stages)
 
     def start(self, micro_batches: int, scale: float) -> None:
         self._sync.start(micro_batches, scale)
@@ -169,7 +131,9 @@ class BucketUpdate:
 class FsdpUpdate:
     """ZeRO 2 and 3: FSDP2 on the dp axis. Parameters are fp32 shards; compute sees them in ``precision``."""
 
-    def __init__(self, stages: list[Stage], mesh: DeviceMesh, config: TrainConfig) -> None:
+    def __init__(
+        self, stages: list[Stage], mesh: DeviceMesh, config: TrainConfig, hook: Hook | None = None
+    ) -> None:
         self._shards = _shards(stages)
         self._tp = axis_group(mesh, "tp")
         self._owns_copy = axis_rank(mesh, "tp") == 0
@@ -177,7 +141,9 @@ class FsdpUpdate:
         self._compressions: list[FsdpCompression] = []
         for stage in stages:
             _shard_stage(stage, mesh, config)
-            if isinstance(axis_group(mesh, "dp"), ThinwireGroup):
+            if hook is not None:
+                _send_bf16(stage, hook)
+            elif isinstance(axis_group(mesh, "dp"), ThinwireGroup):
                 # Any precision can overflow, and a residual must not keep what was skipped.
                 self._compressions.append(compress_fsdp(stage, scale=lambda: self._scale, rollback=True))
         self._parameters = _parameters(stages)
@@ -187,6 +153,9 @@ class FsdpUpdate:
             config.optimizer,
             fused=False,
         )
+
+    def wrapped(self, stages: Mapping[int, Stage]) -> dict[int, nn.Module]:
+        return dict(stages)
 
     def start(self, micro_batches: int, scale: float) -> None:
         self._scale = scale
@@ -245,6 +214,15 @@ class FsdpUpdate:
 
     def weights_changed(self) -> None:
         pass
+
+
+def _send_bf16(stage: Stage, hook: Hook) -> None:
+    if hook.kind != "bf16":
+        raise UnsupportedError(f"hook {hook.kind} is for DistributedDataParallel; under FSDP2 there is bf16")
+    sharded: list[Any] = [module for module in stage.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:
+        module.set_custom_all_gather(Bf16AllGather())
+        module.set_custom_reduce_scatter(Bf16ReduceScatter())
 
 
 def _on_tp_mesh(local: Tensor, split: int | None, mesh: DeviceMesh) -> Tensor:

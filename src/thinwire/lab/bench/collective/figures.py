@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from ...report import text
 from ...report.style import end_labels, house_style, looks, new_figure, set_title
@@ -54,6 +54,9 @@ def time_against_size(rows: Sequence[Row], where: str) -> Figure:
         axes.xaxis.set_major_locator(FixedLocator(sizes))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticklabels([text.binary(size) for size in sizes])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("message size")
         axes.set_ylabel("time of a call (ms)")
         axes.grid(visible=True, axis="both")

@@ -14,7 +14,7 @@ from ....codecs import parse, warm_up
 from ...bench.record import command_line, environment, write_json
 from ...dtypes import DTYPES
 from ..codecs import SHOWN
-from .sizes import size
+from ..sizes import size
 
 if TYPE_CHECKING:
     from ...bench.codec import CodecRow
@@ -57,6 +57,8 @@ def codec(
     out.mkdir(parents=True, exist_ok=True)
     with console.status("Compiling kernels ..."):
         warm_up(chosen)
+    host = environment()
+    result = {"environment": host, "command": command_line(), "repeats": repeats}
     rows = []
     for dtype, nbytes, count in itertools.product(dtypes, sizes, threads):
         click.echo(f"{dtype}, {nbytes >> 10} KiB, {count} thread(s)", err=True)
@@ -67,9 +69,8 @@ def codec(
         rows += [measure(c, x, repeats, count, stream=True) for c in fitting if c.stateful]
         if count == 1:
             rows += [measure_peer(peer, x, repeats) for peer in others if x.dtype in peer.dtypes]
-    host = environment()
-    result = {"environment": host, "command": command_line(), "repeats": repeats}
-    write_json(out / "result.json", {**result, "rows": [dataclasses.asdict(row) for row in rows]})
+        # After each case: large ones take minutes.
+        write_json(out / "result.json", {**result, "rows": [dataclasses.asdict(row) for row in rows]})
     drawn = [row for row in rows if (row.dtype, row.nbytes, row.threads) == _key(rows, sizes[-1])]
     speed_against_ratio(drawn, [peer.name for peer in others], host["cpu"]).savefig(out / "speed.png")
     Console().print(table(drawn))

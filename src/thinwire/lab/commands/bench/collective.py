@@ -19,7 +19,7 @@ from ...net import parse_rate
 from ...report import text
 from ..options import compile_kernels
 from ..progress import steps_progress
-from .sizes import size
+from ..sizes import size
 
 _CODECS = ("none", "bf16", "int8", "int4", "exponent", "zfp:rate=8")
 

@@ -1,0 +1,70 @@
+"""Pairs of ranks that exchange large messages one after the other, so that no two of them share a link.
+
+An all-to-all whose messages all leave at once fills every link from several sides: senders lose frames to each other, and
+what is left of the slowest pair goes over a link that is otherwise idle. In rounds, in which every rank sends to the one
+d places back and receives from the one d places on, each link carries one message in each direction. Four hosts with links
+of 200 Mbit/s, 2 MiB for each rank: 1.44 times the time that the bytes take at the link's rate when all leave at once, 1.10
+in rounds. Each round ends with a wait for the slowest pair, so that small messages are better sent at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+
+class Waits(Protocol):
+    """Anything under way."""
+
+    def wait(self) -> object: ...
+
+
+Start = Callable[[], Iterable[Waits]]
+"""Starts the transfers of a round."""
+
+
+class Rounds:
+    """The rounds of one group, in the order of ``add``, one at a time. For one thread."""
+
+    def __init__(self) -> None:
+        self._due: deque[tuple[Start, RoundsPending]] = deque()
+        self._under_way: tuple[list[Waits], RoundsPending] | None = None
+
+    def add(self, rounds: Iterable[Start]) -> RoundsPending:
+        """Queue the rounds of an exchange, and start the first if none is under way. They go on when somebody waits."""
+        pending = RoundsPending(self)
+        for start in rounds:
+            pending.count += 1
+            self._due.append((start, pending))
+        if self._under_way is None:
+            self._start()
+        return pending
+
+    def finish_one(self) -> None:
+        """Wait for the round that is under way, then start the next."""
+        assert self._under_way is not None, "an exchange that is not done has a round under way"
+        works, pending = self._under_way
+        for work in works:
+            work.wait()
+        pending.done += 1
+        self._start()
+
+    def _start(self) -> None:
+        self._under_way = None
+        if self._due:
+            start, pending = self._due.popleft()
+            self._under_way = list(start()), pending
+
+
+class RoundsPending:
+    """The rounds of one exchange: how many there are, and how many are done."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self.count = self.done = 0
+
+    def wait(self, number: int | None = None) -> None:
+        """Return when the first ``number`` of them (None: all) are done, and with them all that were added before."""
+        while self.done < (self.count if number is None else number):
+            self._rounds.finish_one()
