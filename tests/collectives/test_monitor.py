@@ -145,6 +145,19 @@ def test_an_all_reduce_shows_the_larger_of_its_encodings(world: int) -> None:
     assert found[0][0].last == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_of_16_bit_messages_and_of_padded_frames(dtype: torch.dtype) -> None:
+    codec, xs = parse("int2:block=32|huffman"), inputs(2, N, dtype)
+
+    def calls(rank: int) -> list[Any]:
+        outs, options = [torch.empty(N, dtype=dtype) for _ in range(2)], CallOptions(padded=True)
+        told = message("all_gather", codec, str(dtype).removeprefix("torch."))
+        return [(told, lambda t: c.all_gather(xs[rank], outs, codec, t, options))]
+
+    found = run_threads(_watched, 2, calls, ErrorMonitor(every=1))
+    assert found[0][0].last == found[1][0].last == pytest.approx(relative(xs), rel=1e-6)
+
+
 def test_with_feedback_it_is_the_error_of_the_compensated_message() -> None:
     xs = inputs(2, N)
 

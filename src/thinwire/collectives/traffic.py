@@ -34,7 +34,8 @@ def _profiled(name: str) -> AbstractContextManager[Any]:
 class Tally:
     """One call's cost. Seconds of encode and decode are CPU seconds, those of the wire are waiting.
 
-    A torch profiler shows them as ranges ``thinwire::encode``, ``thinwire::wire`` and ``thinwire::decode``.
+    A torch profiler that sees all threads (``profile_all_threads``) shows them as ranges ``thinwire::encode``,
+    ``thinwire::wire`` and ``thinwire::decode``.
     """
 
     wire_bytes: int = 0
