@@ -114,7 +114,7 @@ class Feedback(StepState):
         super().__init__("residual", (self.sender, self.owner), rollback)
 
     def forget(self, names: Collection[str]) -> None:
-        for span in self._spans:
+        for span in self.spans:
             if span.name in names:
                 for saved, live, start in zip(
                     self._saved, self._tensors, (0, self._owner_begin), strict=True
