@@ -8,6 +8,7 @@ Triton's kernels run in its interpreter, which it decides when it is imported.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,22 @@ def kernels() -> None:
     from thinwire.codecs import warm_up
 
     warm_up()
+
+
+@pytest.fixture(scope="session")
+def netlab_reason() -> str | None:
+    """Why networks cannot be emulated here; None: they can."""
+    from thinwire.lab.net import available
+
+    return available()
+
+
+@pytest.fixture
+def netlab(netlab_reason: str | None) -> Iterator[None]:
+    """Skip where netlab cannot be used; afterwards this process has no namespace left."""
+    from thinwire.lab.net.namespace import existing
+
+    if netlab_reason is not None:
+        pytest.skip(f"netlab cannot be used: {netlab_reason}")
+    yield
+    assert existing(f"tw{os.getpid()}-") == []

@@ -360,6 +360,7 @@ def inputs_of(world: int) -> list[torch.Tensor]:
 
 
 def test_ranks_agree_bit_for_bit_and_layouts_do_not_matter() -> None:
+    # DeepSpeed 4386, DeepSpeed 5054, DeepSpeed 5056, torchft 203, torchft 209
     results = run_ranks(_bits, 3, timeout=TIMEOUT_S)
     for name, tensor in results[0].items():
         assert all(same(tensor, other[name]) for other in results[1:]), name

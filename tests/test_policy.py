@@ -89,6 +89,7 @@ def test_the_text_that_ranks_compare_shows_every_difference(tmp_path: Path, key:
 
 
 def test_an_ops_own_entry_wins_over_its_group_and_over_all() -> None:
+    # torchcomms 2941
     policy = one("dp", all="bf16", reduce="int8", reduce_scatter="int4")
     found = {op: str(policy.codec(op, "unknown", torch.float32, BIG)).split(":")[0] for op in OPS}
     assert found == {
@@ -195,6 +196,7 @@ def test_used_codecs_are_those_of_all_ops_roles_and_dtypes() -> None:
 )
 def test_codecs_that_need_feedback(tmp_path: Path, entries: str) -> None:
     """Refused where there is none, unless it is asked for by name."""
+    # DeepSpeed 5046, DeepSpeed 818
     path = tmp_path / "p.toml"
     path.write_text(f"[axis.dp]\n{entries}\n")
     with pytest.raises(SpecError, match=r"needs error feedback.*allow_without_feedback"):

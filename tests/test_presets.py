@@ -60,6 +60,7 @@ def test_hybrids_are_the_papers() -> None:
 
 
 def test_balanced_feeds_errors_back_and_leaves_tp_alone() -> None:
+    # vllm 19094, vllm 45666
     policy = load_policy("balanced")
     assert policy.axis("dp").feedback
     assert policy.axis("dp").algorithm == "two_shot"

@@ -103,6 +103,7 @@ def test_every_truncation_is_found(spec: str) -> None:
 
 
 def test_a_future_version_says_what_to_do() -> None:
+    # hivemind 545, hivemind 572
     frame = changed(frame_of("bf16", values(5)), 2, b"\x02")
     with pytest.raises(WireError, match=r"version 2, this thinwire reads 1; install the same version"):
         wire.unpack(parse("bf16"), frame, torch.empty(5))

@@ -46,6 +46,7 @@ def codec_of(spec: str) -> BlockInt:
     "spec", [*CODECS, "int8:block=32", "int4:block=96,round=stochastic", "int5:round=stochastic"]
 )
 def test_bytes_values_and_sums(spec: str, dtype: torch.dtype) -> None:
+    # horovod 2108
     codec, seed = codec_of(spec), 0xFEDC_BA98_7654_3210
     x = message(dtype, 1300, codec.block)
     payload = torch.full((codec.max_nbytes(x.numel(), dtype),), 0xAA, dtype=torch.uint8)

@@ -29,6 +29,7 @@ CASES = golden.cases()
 
 @pytest.mark.parametrize(("spec", "dtype"), CASES, ids=[f"{s}-{str(d)[6:]}" for s, d in CASES])
 def test_payload_and_values(spec: str, dtype: torch.dtype) -> None:
+    # hivemind 545, hivemind 572
     codec = parse(spec)
     # A missing file is a failure: a format that changes needs a new name or version, not a new file.
     with np.load(golden.FOLDER / golden.name(codec, dtype)) as file:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from collectives.oracle import decoded
 from support import inputs, meter, run_threads, same
 from thinwire import CallOptions, parse, wire
-from thinwire.collectives import all_gather
+from thinwire.collectives import all_gather, frames
 from thinwire.collectives.options import derive_seed
 from thinwire.errors import WireError
 
@@ -93,14 +93,12 @@ def test_an_impossible_size_is_refused_before_memory_is_taken() -> None:
         outs = [torch.empty(10), torch.empty(10)]
         transport = meter(group)
         if group.rank() == 1:
-            # Rank 1 lies about its size: 2^60 bytes.
-            size = torch.tensor([2**60])
+            # Rank 1 lies about its size: 2^40 bytes.
+            size = torch.tensor([frames._sealed(2**40)])
             sizes = torch.empty(2, dtype=torch.int64)
             transport.all_gather(sizes.view(torch.uint8), size.view(torch.uint8)).wait()
             return ""
-        with pytest.raises(
-            WireError, match=r"rank 1 announces a frame of 1152921504606846976 bytes, at most"
-        ) as e:
+        with pytest.raises(WireError, match=r"rank 1 announces a frame of 1099511627776 bytes, at most") as e:
             all_gather(torch.zeros(10), outs, parse("mpc:dim=1"), transport, CallOptions())
         return str(e.value)
 

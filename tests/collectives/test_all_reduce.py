@@ -31,6 +31,7 @@ def reduced(
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_size_dtype_and_codec(world: int) -> None:
+    # DeepSpeed 4852, DeepSpeed 4386, DeepSpeed 5054, DeepSpeed 5056, report 23
     cases = [
         (spec, numel, dtype, replace(OPTIONS, mean=numel % 2 == 1, padded=padded))
         for spec in SPECS
@@ -82,6 +83,7 @@ def test_constants_come_back_within_one_ulp(spec: str) -> None:
 
 
 def test_half_precision_means_do_not_overflow_on_the_way() -> None:
+    # pytorch 106395, Megatron 6199
     xs = [torch.full((300,), 60000.0, dtype=torch.float16)] * 4
     for spec in ("fp16", "int8:block=32", "mpc:dim=1"):
         for result in run_threads(reduced, 4, xs, spec, replace(OPTIONS, mean=True)):
@@ -134,6 +136,7 @@ def relative_error(world: int, algorithm: str, spec: str) -> float:
 
 
 def test_error_does_not_grow_with_the_world_but_the_rings_does() -> None:
+    # pytorch 106395, Megatron 6199
     two, three, eight = (relative_error(w, "two_shot", "int4:block=128") for w in (2, 3, 8))
     ring = relative_error(8, "ring", "int4:block=128")
     # Independent errors add as the values do: first encoding e * sqrt((n-1)/n), second e: sqrt(2 - 1/n) e. Two

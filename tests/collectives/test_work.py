@@ -33,6 +33,7 @@ def test_calls_run_in_order_and_works_carry_their_results() -> None:
 
 
 def test_a_work_is_not_complete_before_its_call() -> None:
+    # torchft 203, torchft 209
     w, gate = worker(), threading.Event()
     work = w.submit(gate.wait, None)
     assert not work.is_completed()

@@ -339,6 +339,7 @@ def _ddp_scaled(rank: int, world: int, report: Any) -> None:
 
 
 def test_ddp_with_a_loss_scale_and_skipped_steps() -> None:
+    # pytorch 55031
     run_ranks(_ddp_scaled, 2, timeout=TIMEOUT_S)
 
 

@@ -20,6 +20,7 @@ MPI = {
 
 @pytest.mark.parametrize("environ", [TORCHRUN, SLURM, MPI], ids=["torchrun", "slurm", "mpi"])
 def test_each_launcher_is_understood(environ: dict[str, str]) -> None:
+    # report 21
     assert rank_variables({**environ, **MASTER}) == {**TORCHRUN, **MASTER}
     assert rank_variables({**environ, "MASTER_ADDR": "node0"}) == {
         **TORCHRUN,

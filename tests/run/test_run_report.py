@@ -72,6 +72,7 @@ def test_other_ranks_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_end_says_what_went_without_feedback_and_what_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    # gpt-neox 128
     said, group = report()
     with said:
         fill(group.traffic)
@@ -99,6 +100,7 @@ def test_errors_have_a_column_where_a_monitor_watches() -> None:
 
 
 def test_nothing_sent_is_said_too() -> None:
+    # gpt-neox 128
     assert "nothing" in Report(RunSettings("bf16"), load("bf16"), 0).text()
 
 

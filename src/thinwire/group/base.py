@@ -189,6 +189,21 @@ class GroupBase(dist.ProcessGroup):
         finally:
             self._told.role = before
 
+    def reduce_by(self, x: Tensor, reduction: Callable[[Any], dist.Work]) -> None:
+        """This thread's next all-reduce, if it is of ``x`` itself, is ``reduction(op)``.
+
+        For integrations that know what a message is while somebody else makes the call (FSDP2, between replicas).
+        """
+        self._told.reduction = x, reduction
+
+    def _reduction_of(self, x: Tensor) -> Callable[[Any], dist.Work] | None:
+        told = getattr(self._told, "reduction", None)
+        if told is None:
+            return None
+        self._told.reduction = None
+        expected, reduction = told
+        return reduction if expected is x else None  # type: ignore[no-any-return]
+
     def look_up(
         self, op: str, dtype: torch.dtype, nbytes: int, *, any_size: bool = False, role: str | None = None
     ) -> tuple[Codec, AxisPolicy, Message]:

@@ -34,11 +34,16 @@ class ThinwireGroup(GroupBase):
 
     # Collectives.
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override]
-        opts = opts if opts is not None else dist.AllreduceOptions()
+    def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> dist.Work:  # type: ignore[override]
+        # One tensor, and an op instead of options, are what DDP's join gives.
+        tensors = [tensors] if isinstance(tensors, Tensor) else tensors
+        opts = opts if isinstance(opts, dist.AllreduceOptions) else _all_reduce_options(opts)
         x = tensors[0]
+        reduction = self._reduction_of(x)
+        if reduction is not None:
+            return reduction(opts.reduceOp)
         codec, policy, message = self.look_up("all_reduce", x.dtype, nbytes_of(x))
-        if codec == NONE or not _sums(opts):
+        if codec == NONE or not _sums(opts) or x.layout != torch.strided:
             return self._pass(message, lambda: self._inner.allreduce(tensors, opts))
         options = self.call_options(policy, mean=opts.reduceOp == _AVG)
 
@@ -53,7 +58,7 @@ class ThinwireGroup(GroupBase):
         if not _sums(opts) or self._all_pass("all_reduce", tensors):
             message = self.look_up("all_reduce", tensors[0].dtype, sum(map(nbytes_of, tensors)))[2]
             return self._pass(message, lambda: self._inner.allreduce_coalesced(tensors, opts))
-        return c.Joined([self.allreduce([x], _as_allreduce(opts)) for x in tensors], tensors)
+        return c.Joined([self.allreduce([x], opts.reduceOp) for x in tensors], tensors)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         opts = opts if opts is not None else dist.ReduceScatterOptions()
@@ -302,10 +307,11 @@ def _reduce(flat: Tensor, codec: Codec, transport: Metered, chunks: c.Chunks, op
     return reduce(flat, codec, transport, chunks, options)
 
 
-def _as_allreduce(opts: Any) -> Any:
-    plain = dist.AllreduceOptions()
-    plain.reduceOp = opts.reduceOp
-    return plain
+def _all_reduce_options(op: Any = None) -> Any:
+    options = dist.AllreduceOptions()
+    if op is not None:
+        options.reduceOp = op
+    return options
 
 
 def _given_or_worlds(options: GroupOptions | None) -> GroupOptions:

@@ -74,9 +74,6 @@ class _Handler:
         self._before = before
         self._compression = compression
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._before, name)
-
     def to_kwargs(self) -> dict[str, Any]:
         settings: dict[str, Any] = self._before.to_kwargs() if self._before is not None else {}
         return settings

@@ -69,6 +69,7 @@ def test_fewer_than_five_seeds_are_not_a_test(n):
 
 
 def test_a_diverged_seed_fails():
+    # DeepSpeed 4886
     test = paired_test("p", "none", [0.0, 0.0, 0.0, 0.0, math.nan])
     assert test.upper_95 == math.inf
     assert test.verdict == "fails"

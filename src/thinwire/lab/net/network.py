@@ -136,12 +136,15 @@ class Network:
         return tuple(result)
 
     def cut(self, host: int) -> None:
-        """Cut the link of a host: frames vanish in both directions, as with a pulled cable."""
+        """Cut the link of a host: frames vanish in both directions, as with a pulled cable.
+
+        Connections live on: TCP sends again until it gives up, which takes minutes.
+        """
         self.netns(host)
         namespace.batch("ip", [f"link set dev p{host} down"], self._switch)
 
     def restore(self, host: int) -> None:
-        """Restore the link of a host that was cut."""
+        """Restore the link of a host that was cut. TCP notices with its next attempt, after up to as long again."""
         self.netns(host)
         namespace.batch("ip", [f"link set dev p{host} up"], self._switch)
 
