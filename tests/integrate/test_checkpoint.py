@@ -68,10 +68,8 @@ class Trains:
             named = self.model.named_parameters()
             self.part = GradientSync(named, group, sharded=kind == "sharded", bucket_bytes=1024)
         elif kind == "ddp":
-            # Otherwise DDP has other buckets in a run's first step than in later ones, whoever resumes.
-            self.model = DistributedDataParallel(
-                self.model, process_group=group, find_unused_parameters=True, bucket_cap_mb=0.002
-            )
+            # Several buckets, which are made anew after the first step.
+            self.model = DistributedDataParallel(self.model, process_group=group, bucket_cap_mb=0.002)
             self.part = thinwire.compress_ddp(self.model)
         else:
             mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("dp",))
@@ -280,13 +278,14 @@ def _one_size(kind: str, path: str, before: list[Any], members: Any, new: int, f
     again.train(range(3, 4))
 
 
+@pytest.mark.slow  # four processes
 def test_other_ranks_get_what_is_still_to_be_sent(tmp_path: Path) -> None:
     """Report torchft 238: what every rank must agree on was missing in the checkpoint. Masters and counters are there."""
     run_ranks(_resized, 4, str(tmp_path), timeout=TIMEOUT_S)
 
 
 def _grown(rank: int, world: int, folder: str, report: Any) -> None:
-    """From one rank; low-rank starts, which all ranks share; and groups that began at other ranks."""
+    """From one rank, and to one; low-rank starts, which all ranks share; and groups that began at other ranks."""
     solo = group_of(1, policy())
     first = Trains("sharded", solo) if solo is not None else None
     dcp.save(
@@ -298,6 +297,17 @@ def _grown(rank: int, world: int, folder: str, report: Any) -> None:
     with pytest.warns(UserWarning, match="residuals, which one rank did not have"):
         thinwire.load_compression(grown.part, checkpoint_id=f"{folder}/one")
     assert not any(t.any() for n, t in grown.state().items() if "@dp" in n)
+
+    grown.train(range(3))
+    dcp.save(thinwire.compression_state(grown.part), checkpoint_id=f"{folder}/two")
+    before = of_all(grown.state(), world)
+    last = group_of(1, policy())
+    if last is not None:
+        shrunk = Trains("sharded", last)
+        with pytest.warns(UserWarning, match="residuals, which one rank has no use for"):
+            thinwire.load_compression(shrunk.part, checkpoint_id=f"{folder}/two")
+        masters, found = masters_of(before, grown), masters_of([shrunk.state()], shrunk)
+        assert all(same(masters[name], found[name]) for name in masters)
 
     low = group_of(2, policy("lowrank:rank=2", None))
     assert low is not None
@@ -319,5 +329,5 @@ def _grown(rank: int, world: int, folder: str, report: Any) -> None:
     assert thinwire.load_compression(alone[rank], checkpoint_id=f"{folder}/mesh").exact
 
 
-def test_from_one_rank_low_rank_starts_and_several_groups(tmp_path: Path) -> None:
+def test_from_and_to_one_rank_low_rank_starts_and_several_groups(tmp_path: Path) -> None:
     run_ranks(_grown, 2, str(tmp_path), timeout=TIMEOUT_S)
