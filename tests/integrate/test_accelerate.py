@@ -11,12 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore
-from torch.distributed.tensor import DTensor
 
 from support import TIMEOUT_S
 from thinwire import GroupOptions, compress_fsdp, stats
 from thinwire.errors import CheckpointError, SpecError, UnsupportedError
-from thinwire.integrate.accelerate import compress, keep_in_checkpoints
+from thinwire.integrate.accelerate import compress
 from thinwire.launch import run_ranks
 
 from . import language_models as models
@@ -162,67 +161,42 @@ def test_a_loop(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     assert all(map(torch.equal, first, second))
 
 
-def shards(model: Any) -> list[Tensor]:
-    return [p.detach().to_local().clone() for p in model.parameters() if isinstance(p, DTensor)]
-
-
 def _fsdp(rank: int, world: int, folder: Path, report: Any) -> None:
-    """accelerate makes FSDP models on GPUs only. Here it is told that it is to: all that follows is its own code."""
+    """accelerate makes FSDP models on GPUs only. Here it is told that it is to: ``prepare`` is its own code."""
     from accelerate import FullyShardedDataParallelPlugin
-    from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType
 
     dist.destroy_process_group()
     options = GroupOptions(policy=models.policy("int4:block=32,round=stochastic"), feedback_by_caller=True)
     store = FileStore(str(folder / "store"), world)
     dist.init_process_group("thinwire", store=store, rank=rank, world_size=world, pg_options=options)
-
-    def prepared() -> tuple[Any, Any, Any, Any]:
-        AcceleratorState._reset_state(False)
-        plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2,
-            auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
-            cpu_ram_efficient_loading=False,
-        )
-        made = accelerator(rank, fsdp_plugin=plugin)
-        assert str(made.distributed_type.value) == "MULTI_CPU", (
-            "compress_fsdp can now be tested as it is used"
-        )
-        made.state.distributed_type, made.state.fsdp_plugin = DistributedType.FSDP, plugin
-        made.state.device_mesh = None
-        with pytest.raises(UnsupportedError, match=r"is FSDP; .* call thinwire\.compress_fsdp after prepare"):
-            compress(made)
-        model = models.make("llama")
-        model, optimizer = made.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))
-        compression = compress_fsdp(model)
-        keep_in_checkpoints(made, compression)
-        return made, model, optimizer, compression
-
-    def steps(made: Any, model: Any, optimizer: Any, first: int, last: int) -> list[float]:
-        losses = []
-        for number in range(first, last):
-            loss = loss_of(model, batch(number, rank))
-            made.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
-    made, model, optimizer, compression = prepared()
-    losses = steps(made, model, optimizer, 0, 4)
-    made.save_state(str(folder / "state"))
-    losses += steps(made, model, optimizer, 4, 8)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+        cpu_ram_efficient_loading=False,
+    )
+    made = accelerator(rank, fsdp_plugin=plugin)
+    assert made.distributed_type == DistributedType.MULTI_CPU, "else this can be tested as it is used"
+    made.state.distributed_type, made.state.fsdp_plugin = DistributedType.FSDP, plugin
+    made.state.device_mesh = None
+    with pytest.raises(UnsupportedError, match=r"is FSDP; .* call thinwire\.compress_fsdp after prepare"):
+        compress(made)
+    model = models.make("llama")
+    model, optimizer = made.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))
+    compression = compress_fsdp(model)
+    losses = []
+    for number in range(8):
+        loss = loss_of(model, batch(number, rank))
+        made.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
     assert losses[0] - losses[-1] > 0.5
     reduced = [m for m in stats(dist.group.WORLD).messages if m.op == "reduce_scatter" and m.compressed]
     assert {m.role for m in reduced} == {"gradient"}
     assert all(m.ratio > 5 for m in reduced)
-
-    again, other, its, resumed = prepared()
-    again.load_state(str(folder / "state"))
-    steps(again, other, its, 4, 8)
-    assert all(map(torch.equal, shards(model), shards(other)))
-    assert all(map(torch.equal, compression.state_dict().values(), resumed.state_dict().values()))
+    assert any(float(t.abs().max()) > 0 for n, t in compression.state_dict().items() if "@" in n)
 
 
 @pytest.mark.slow

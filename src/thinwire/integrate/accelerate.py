@@ -16,6 +16,9 @@ this module is handed and does not import. FSDP2, which accelerate has on GPUs o
     accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
     model, optimizer = accelerator.prepare(model, optimizer)
     keep_in_checkpoints(accelerator, thinwire.compress_fsdp(model))
+
+The test of it has no GPU: it tells accelerate to shard on the CPU, and trains; accelerate's own ``save_state`` of sharded
+models does not run there.
 """
 
 from __future__ import annotations
