@@ -103,6 +103,7 @@ def _groups(rank: int, world: int, report: Any) -> None:
         earlier(group_desc="mesh_stage")
     named: Any = earlier(group_desc="mesh_model")
     assert named.axis() == "tp"
+    assert earlier([rank], group_desc="CONTEXT_PARALLEL_GROUP", use_local_synchronization=True).axis() == "cp"
     x = gaussian(rank, 1000)
     dist.all_reduce(x, group=named)
     assert codecs(named) == {("unknown", "pass-through")}

@@ -28,6 +28,7 @@ from ..errors import PolicyError, UnsupportedError
 from ..group import GroupOptions, ThinwireGroup
 from ..integrate.ddp import compress_ddp
 from ..policy import AXES, ByDtype, Policy
+from .group_names import MEGATRON
 from .report import Report, has_feedback, wants_feedback
 from .settings import RunSettings
 
@@ -112,7 +113,7 @@ class Compression:
         self._report = report
         self._options = LaunchedOptions(
             policy=policy,
-            axis_names=dict(settings.axes),
+            axis_names={**MEGATRON, **settings.axes},
             feedback_by_caller=True,
             require_feedback=settings.require_feedback,
         )
