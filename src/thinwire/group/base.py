@@ -184,7 +184,7 @@ class GroupBase(dist.ProcessGroup):
             return None
         self._told.reduction = None
         expected, reduction = told
-        return reduction if expected is x else None  # type: ignore[no-any-return]
+        return reduction if expected is x else None
 
     def look_up(
         self, op: str, dtype: torch.dtype, nbytes: int, *, any_size: bool = False, role: str | None = None

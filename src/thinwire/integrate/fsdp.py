@@ -193,7 +193,8 @@ class FsdpCompression:
             flat = output.float() / scale if scale != 1.0 else output
             residuals = c.Residuals(torch.cat(kept).float(), owner.float())
             c.all_reduce(flat, compressor, transport, options, residuals=residuals)
-            for own, part in zip(kept, residuals.sender.split([m.share for m in members]), strict=True):
+            parts = torch.split(residuals.sender, [member.share for member in members])
+            for own, part in zip(kept, parts, strict=True):
                 own.copy_(part)
             owner.copy_(residuals.owner)
             if flat is not output:
