@@ -36,6 +36,23 @@ def test_rollback_restores_every_bit() -> None:
     assert torch.equal(feedback.owner, before[1])
 
 
+@pytest.mark.parametrize(
+    ("name", "sender", "owner"), [("a.weight", range(6), [0]), ("a.bias", [6, 7], [1, 2])]
+)
+def test_what_a_step_did_to_one_parameter_is_forgotten(
+    name: str, sender: list[int], owner: list[int]
+) -> None:
+    feedback = Feedback(SPANS, 8, axis="dp", owner_numel=3, owner_begin=5, rollback=True)
+    feedback.sender.fill_(1)
+    feedback.owner.fill_(1)
+    feedback.begin()
+    feedback.sender.fill_(2)
+    feedback.owner.fill_(2)
+    feedback.forget({name})
+    assert feedback.sender.tolist() == [1.0 if i in sender else 2.0 for i in range(8)]
+    assert feedback.owner.tolist() == [1.0 if i in owner else 2.0 for i in range(3)]
+
+
 def test_without_rollback_a_skipped_step_is_an_error() -> None:
     feedback = filled()
     feedback.begin()

@@ -31,7 +31,7 @@ def comments(path: Path) -> str:
 
 
 @cache
-def tests_of(path: Path) -> set[str]:
+def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
@@ -48,7 +48,7 @@ def test_every_report_has_a_test_or_is_said_to_have_none(row: list[str]) -> None
     tests = named(row)
     assert bool(tests) != (row[4] == "not covered")
     for path, test in tests:
-        assert test in tests_of(path)
+        assert test in functions_of(path)
         assert any(has(path, report) for report in reports(row)), f"{path} names none of {reports(row)}"
     for report in reports(row):
         assert not tests or any(has(path, report) for path, _ in tests), f"no test names {report}"

@@ -309,7 +309,7 @@ class Groups:
 
     @staticmethod
     def _group(codec: str, feedback: bool = False) -> Any:
-        dp = {"reduce": codec, "feedback": feedback, "min_nbytes": 0}
+        dp = {"reduce": codec, "feedback": feedback, "min_nbytes": 64}
         options = GroupOptions(policy=from_dict({"axis": {"dp": dp}}, "test"), feedback_by_caller=True)
         return dist.new_group(backend="thinwire", pg_options=options)
 

@@ -295,6 +295,7 @@ def _resumed(rank: int, world: int, report: Any) -> None:
 
 
 def test_resume_is_bit_exact() -> None:
+    # DeepSpeed 4851, DeepSpeed 7164, DeepSpeed 7606
     run_ranks(_resumed, 2, timeout=TIMEOUT_S)
 
 
@@ -326,6 +327,7 @@ def _backward_sees_what_forward_saw(rank: int, world: int, report: Any) -> list[
 
 
 def test_gathered_parameters_are_the_same_in_a_step_and_on_all_ranks() -> None:
+    # torchao 4300
     results = run_ranks(_backward_sees_what_forward_saw, 2, timeout=TIMEOUT_S)
     assert all(map(torch.equal, *results))
 
@@ -341,8 +343,8 @@ def _refused(rank: int, world: int, report: Any) -> None:
         compress_fsdp(sharded(plain_mesh(world)))
     with pytest.raises(UnsupportedError, match="feedback_by_caller=True"):
         compress_fsdp(sharded(init_mesh({"dp": world}, "bf16", feedback=False)))
-    with pytest.raises(UnsupportedError, match=r"replicated dimension \(HSDP\)"):
-        compress_fsdp(sharded(init_device_mesh("cpu", (world, 1), mesh_dim_names=("replicate", "shard"))))
+    with pytest.raises(UnsupportedError, match=f"cut over 1 rank and replicated over {world}.*compress_ddp"):
+        compress_fsdp(sharded(init_mesh({"dp": world, "zero": 1}, chosen)))
     with pytest.raises(UnsupportedError, match="policy balanced, axis zero: differences"):
         compress_fsdp(sharded(init_mesh({"dp": world}, "balanced")))
     with pytest.raises(UnsupportedError, match="needs whole matrices"):
@@ -380,4 +382,5 @@ def _refused_in_a_step(rank: int, world: int, report: Any) -> None:
 
 @pytest.mark.parametrize("run", [_refused, _refused_in_a_step])
 def test_what_is_refused(run: Any) -> None:
+    # DeepSpeed 5046, DeepSpeed 818
     run_ranks(run, 2, timeout=TIMEOUT_S)

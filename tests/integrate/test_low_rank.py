@@ -259,6 +259,19 @@ def test_memory_and_seeds_of_the_start() -> None:
     assert not torch.equal(a, WarmStart(spans, LowRank(3), seed=2, **options).state_dict()["a@dp.q"])
 
 
+def test_the_start_of_one_parameter_is_taken_back() -> None:
+    spans = [Span("a", 0, 600, (20, 30)), Span("b", 600, 1200, (20, 30))]
+    start = WarmStart(spans, LowRank(3), axis="dp", seed=1, device=torch.device("cpu"), rollback=True)
+    a, b = start.state_dict().values()
+    before = a.clone()
+    start.begin()
+    a.zero_()
+    b.zero_()
+    start.forget({"a"})
+    assert same(a, before)
+    assert not b.any()
+
+
 # DDP.
 
 

@@ -35,6 +35,8 @@ from .statistics import LIVE
 from .tensors import nbytes_of
 
 BACKEND = "thinwire"
+_ROLL_CALL = timedelta(seconds=5)
+_ONE_VALUE = 8  # bytes; the time of such messages is not counted
 ROLE_TAGS = {0x74770001: "activation", 0x74770002: "activation_gradient"}
 """Tags of point-to-point messages that say a role: a pipeline sends both kinds to the same neighbour."""
 
@@ -316,6 +318,11 @@ class GroupBase(dist.ProcessGroup):
             message = dataclasses.replace(message, codec=PASS_THROUGH)
         raw = raw_nbytes(message.op, message.nbytes, self._size)
         sent = gloo_nbytes(message.op, message.nbytes, self._size) if self.options.backend == "gloo" else raw
+        if message.nbytes <= _ONE_VALUE:
+            # DDP's join drops the Python half of such a Work and asks the other for its result: it gets the inner one.
+            work = start()
+            self.traffic.add(message, raw, Tally(int(sent)))
+            return self._tracked(work)
         # The report must not hold the group: the inner group's thread, which drops it, would join itself at the end.
         traffic = self.traffic
         report = lambda s: traffic.add(message, raw, Tally(int(sent), wire_s=s))  # noqa: E731

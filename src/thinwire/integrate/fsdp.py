@@ -10,12 +10,15 @@ Without it FSDP2 runs over a thinwire group as it is, with any policy that asks 
 
 Gradients are reduce-scattered with the sender's residual, kept by parameter. Parameters are encoded from the shards, which
 stay exact, so no error adds up; every rank computes with the decoded bits, the owner of a shard, too.
+
+On a mesh of two dimensions (HSDP: ``init_mesh({"dp": replicas, "zero": shards})``) what was reduce-scattered is then
+all-reduced between the replicas through the policy of their group, with residuals of its own, of this rank's part only.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,14 +31,16 @@ from ..collectives.frames import equal_parts
 from ..collectives.options import CallOptions, derive_seed
 from ..collectives.transport import Metered
 from ..errors import UnsupportedError
-from ..feedback import Feedback, Span, take_back
+from ..feedback import take_back
+from ..group import ThinwireGroup
 from ..policy import NONE, AxisPolicy
 from ..torch_names import all_gather_single, reduce_scatter_single
 from . import reductions
 from .fsdp_units import Member, Unit, columns, put, take, units_of
+from .step_residuals import StepResiduals
 
 # Parts of seeds; groups count their own calls under 0 and 1.
-_GATHER, _REDUCE = 2, 3
+_GATHER, _REDUCE, _REPLICATE = 2, 3, 4
 
 
 class FsdpCompression:
@@ -57,10 +62,7 @@ class FsdpCompression:
     ) -> None:
         self.group = units[0].group
         self._scale = scale
-        self._rollback = rollback or scale is not None
-        self._residual_dtype = residual_dtype
-        self._residuals: dict[str, Feedback] = {}
-        self._changed: set[str] = set()  # residuals that this step has changed
+        self._residuals = StepResiduals(rollback=rollback or scale is not None, dtype=residual_dtype)
         self._reductions = 0  # of this step
         self._step_scale = 1.0
         self._steps = torch.zeros(1, dtype=torch.int64)
@@ -72,7 +74,7 @@ class FsdpCompression:
     @property
     def nbytes(self) -> int:
         """Memory of residuals in bytes, copies for skipped steps included: all parameters', on every rank."""
-        return sum(feedback.nbytes for feedback in self._residuals.values())
+        return self._residuals.nbytes
 
     def skip(self) -> None:
         """The step was not taken: residuals go back to what they were before it.
@@ -80,19 +82,17 @@ class FsdpCompression:
         Call it on every rank, before the next forward pass; not needed where ``scale`` tells it. Raises RuntimeError
         if no copies are kept (``rollback=True``).
         """
-        self._undo()
+        self._residuals.undo()
         self._end_step()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Residuals ``NAME@AXIS`` (flat) and ``steps``, sharing memory with the live ones. Ends the step.
 
-        They are this rank's: in a distributed checkpoint, their names need the rank.
+        Between replicas: ``NAME.replica@AXIS``, of this rank's part, and ``NAME.replica.owner@AXIS`` for each unit. All
+        are this rank's: in a distributed checkpoint, their names need the rank.
         """
         self._end_step()
-        state = {"steps": self._steps}
-        for feedback in self._residuals.values():
-            state |= feedback.state_dict()
-        return state
+        return {"steps": self._steps, **self._residuals.state_dict()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take tensors back, by name. Raises CheckpointError for a missing one or another size."""
@@ -128,24 +128,29 @@ class FsdpCompression:
     def reduce(self, unit: Unit, output: Tensor, gradients: Tensor, group: Any, op: Any) -> None:
         """Fill output, this rank's part of a message of gradients, with their sum or mean over the ranks."""
         _check_group(unit, group)
+        self._step_scale = self._scale() if self._scale is not None else 1.0
+        self._reductions += 1
+        self._reduce_scatter(unit, output, gradients, op)
+        if unit.replicas is not None:
+            # FSDP all-reduces it next, unless it was told to wait for more.
+            unit.replicas.reduce_by(output, lambda op: self._all_reduce(unit, output, op))
+
+    def _reduce_scatter(self, unit: Unit, output: Tensor, gradients: Tensor, op: Any) -> None:
         compressor, policy, message = unit.group.look_up_gradient(
             "reduce_scatter", gradients.dtype, gradients.nbytes
         )
-        scale = self._step_scale = self._scale() if self._scale is not None else 1.0
-        self._reductions += 1
         if not isinstance(compressor, Codec) or compressor == NONE:
             with unit.group.role("gradient"):
-                reduce_scatter_single(output, gradients, op=op, group=group)
+                reduce_scatter_single(output, gradients, op=op, group=unit.group)
             return
-        mean, total = (bool(op == linear) for linear in (dist.ReduceOp.AVG, dist.ReduceOp.SUM))
-        if not (mean or total):
-            raise UnsupportedError(
-                f"FSDP unit {unit.name}: gradients are summed or averaged, not reduced by {op}; with "
-                "set_gradient_divide_factor, call set_force_sum_reduction_for_comms(True), too"
-            )
+        mean, scale = _is_mean(unit, op), self._step_scale
         seed = derive_seed(unit.group.options.seed, _REDUCE, int(self._steps), self._reductions)
         options = CallOptions(mean=mean, seed=seed, algorithm=policy.algorithm)
-        members = self._begin(unit, gradients) if _has_residual(compressor, policy) else ()
+        members: tuple[Member, ...] = ()
+        if _has_residual(compressor, policy):
+            members = _members(unit, gradients.numel(), unit.group.size())
+        axis, device = message.axis, unit.device
+        kept = [self._residuals.use(m.name, m.numel, axis=axis, device=device) for m in members]
 
         def call(transport: Metered) -> None:
             if not members:
@@ -154,72 +159,78 @@ class FsdpCompression:
             # Residuals are unscaled.
             flat = gradients.float() / scale if scale != 1.0 else gradients
             residual = torch.zeros(flat.numel(), device=flat.device)
-            for member, part in columns(residual, members, transport.size):
-                put(part, self._residuals[member.name].sender)
+            for own, part in zip(kept, columns(residual, members, transport.size), strict=True):
+                put(part, own)
             reductions.coded_reduce_scatter(flat, output, compressor, residual, transport, options)
-            for member, part in columns(residual, members, transport.size):
-                take(part, self._residuals[member.name].sender)
+            for own, part in zip(kept, columns(residual, members, transport.size), strict=True):
+                take(part, own)
             if scale != 1.0:
                 output.mul_(scale)
 
         # FSDP ignores the Work and reads the output at once.
         unit.group.submit(message, call, output).wait()
 
+    def _all_reduce(self, unit: Unit, output: Tensor, op: Any) -> dist.Work:
+        """Sum or average what was reduce-scattered over the replicas."""
+        group = unit.replicas
+        assert group is not None
+        compressor, policy, message = group.look_up_gradient("all_reduce", output.dtype, output.nbytes)
+        if not isinstance(compressor, Codec) or compressor == NONE:
+            with group.role("gradient"):
+                return group.allreduce([output], op)
+        seed = derive_seed(group.options.seed, _REPLICATE, int(self._steps), self._reductions)
+        options = CallOptions(mean=_is_mean(unit, op), seed=seed, algorithm=policy.algorithm)
+        if not _has_residual(compressor, policy):
+            return group.submit(
+                message, lambda transport: c.all_reduce(output, compressor, transport, options), [output]
+            )
+        scale, members = self._step_scale, _members(unit, output.numel(), 1)
+        *kept, owner = (
+            self._residuals.use(name, numel, axis=message.axis, device=unit.device)
+            for name, numel in _replica_residuals(group, members, compressor)
+        )
+
+        def call(transport: Metered) -> None:
+            flat = output.float() / scale if scale != 1.0 else output
+            residuals = c.Residuals(torch.cat(kept).float(), owner.float())
+            c.all_reduce(flat, compressor, transport, options, residuals=residuals)
+            parts = torch.split(residuals.sender, [member.share for member in members])
+            for own, part in zip(kept, parts, strict=True):
+                own.copy_(part)
+            owner.copy_(residuals.owner)
+            if flat is not output:
+                output.copy_(flat.mul_(scale))
+
+        return group.submit(message, call, [output])
+
     def _take_over(self, unit: Unit) -> None:
-        nbytes = unit.gradient_numel(unit.trained()) * unit.dtype.itemsize
-        compressor, policy, _ = unit.group.look_up_gradient("reduce_scatter", unit.dtype, nbytes)
+        members = unit.trained()
+        numel, group = sum(member.share for member in members), unit.replicas
+        nbytes = numel * unit.dtype.itemsize
+        compressor, policy, message = unit.group.look_up_gradient(
+            "reduce_scatter", unit.dtype, unit.group.size() * nbytes
+        )
         if _has_residual(compressor, policy):
-            for member in unit.trained():
-                self._residual(unit, member)
+            for member in members:
+                self._residuals.make(member.name, member.numel, axis=message.axis, device=unit.device)
+        if group is not None and members:
+            compressor, policy, message = group.look_up_gradient("all_reduce", unit.dtype, nbytes)
+            if isinstance(compressor, Codec) and _has_residual(compressor, policy):
+                for name, length in _replica_residuals(group, members, compressor):
+                    self._residuals.make(name, length, axis=message.axis, device=unit.device)
         module: Any = unit.module
         module.set_custom_all_gather(_AllGather(self, unit))
         module.set_custom_reduce_scatter(_ReduceScatter(self, unit))
-
-    def _residual(self, unit: Unit, member: Member) -> Feedback:
-        """The residual of a parameter; zeros for one that was frozen until now."""
-        feedback = self._residuals.get(member.name)
-        if feedback is None:
-            feedback = self._residuals[member.name] = Feedback(
-                [Span(member.name, 0, member.numel)],
-                member.numel,
-                axis=unit.group.axis("reduce_scatter"),
-                rollback=self._rollback,
-                dtype=self._residual_dtype,
-                device=unit.device,
-            )
-        return feedback
-
-    def _begin(self, unit: Unit, gradients: Tensor) -> tuple[Member, ...]:
-        """The parameters in a message, their residuals ready to be changed."""
-        members = unit.trained()
-        expected = unit.gradient_numel(members)
-        if gradients.numel() != expected:
-            raise UnsupportedError(
-                f"FSDP unit {unit.name}: {expected} values of gradients expected, {gradients.numel()} found: a parameter "
-                "got no gradient, and error feedback has to know which; freeze it with requires_grad_(False), or call "
-                "set_reduce_scatter_unused_params(True)"
-            )
-        for member in members:
-            feedback = self._residual(unit, member)
-            if member.name not in self._changed:
-                feedback.begin()
-                self._changed.add(member.name)
-        return members
 
     def _end_step(self) -> None:
         """Before parameters are gathered for the next one. A loss scale that has fallen says that it was skipped."""
         if self._reductions == 0:
             return
         if self._scale is not None and self._scale() < self._step_scale:
-            self._undo()
+            self._residuals.undo()
         self._reductions = 0
-        self._changed.clear()
+        self._residuals.end_step()
         self._steps += 1
-
-    def _undo(self) -> None:
-        for name in self._changed:
-            self._residuals[name].rollback()
-        self._changed.clear()
 
 
 class _Allocates:
@@ -252,6 +263,44 @@ def _has_residual(compressor: Compressor, policy: AxisPolicy) -> bool:
     return policy.feedback and not compressor.lossless
 
 
+def _is_mean(unit: Unit, op: Any) -> bool:
+    """Whether a reduction is a mean or a sum; UnsupportedError if it is neither."""
+    mean, total = (bool(op == linear) for linear in (dist.ReduceOp.AVG, dist.ReduceOp.SUM))
+    if not (mean or total):
+        raise UnsupportedError(
+            f"FSDP unit {unit.name}: gradients are summed or averaged, not reduced by {op}; with "
+            "set_gradient_divide_factor, call set_force_sum_reduction_for_comms(True), too"
+        )
+    return mean
+
+
+def _members(unit: Unit, numel: int, ranks: int) -> tuple[Member, ...]:
+    """The parameters in a message with their gradients' parts of that many ranks."""
+    members = unit.trained()
+    expected = ranks * sum(member.share for member in members)
+    if numel != expected:
+        raise UnsupportedError(
+            f"FSDP unit {unit.name}: {expected} values of gradients expected, {numel} found: a parameter "
+            "got no gradient, and error feedback has to know which; freeze it with requires_grad_(False), or call "
+            "set_reduce_scatter_unused_params(True)"
+        )
+    return members
+
+
+def _replica_residuals(
+    group: ThinwireGroup, members: Sequence[Member], codec: Codec
+) -> Iterator[tuple[str, int]]:
+    """Names and sizes of the residuals between replicas: each parameter's, and that of the owner of a chunk."""
+    for member in members:
+        yield f"{member.name}.replica", member.share
+    owned = 0
+    if group.size() > 2:  # two ranks encode once
+        numel = sum(member.share for member in members)
+        start, stop = c.Chunks.of(numel, group.size(), codec.granule).bounds(group.rank())
+        owned = stop - start
+    yield f"{members[0].name}.replica.owner", owned
+
+
 def _check_group(unit: Unit, group: Any) -> None:
     if group is not unit.group:
         raise UnsupportedError(
@@ -263,14 +312,18 @@ def _check_group(unit: Unit, group: Any) -> None:
 def _check_policy(unit: Unit) -> None:
     """Raise UnsupportedError for what FSDP2's messages do not allow, whatever their dtype."""
     policy = unit.group.policy
-    axis = unit.group.axis("reduce_scatter")
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        compressor = policy.axis(axis).codec("reduce_scatter", "gradient", dtype, sys.maxsize)
-        if not isinstance(compressor, Codec):
-            raise UnsupportedError(
-                f"policy {policy.name}, axis {axis}: {compressor} needs whole matrices, and FSDP2 sends them cut into rows; "
-                "use a codec, or thinwire.GradientSync"
-            )
+    reduced = [(unit.group, "reduce_scatter")]
+    if unit.replicas is not None:
+        reduced.append((unit.replicas, "all_reduce"))
+    for group, op in reduced:
+        axis = group.axis(op)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            compressor = group.policy.axis(axis).codec(op, "gradient", dtype, sys.maxsize)
+            if not isinstance(compressor, Codec):
+                raise UnsupportedError(
+                    f"policy {group.policy.name}, axis {axis}: {compressor} needs whole matrices, and FSDP2 sends them cut "
+                    "into rows; use a codec, or thinwire.GradientSync"
+                )
     axis = unit.group.axis("all_gather")
     if policy.axis(axis).difference:
         raise UnsupportedError(
@@ -296,8 +349,7 @@ def compress_fsdp(
     to nearest even. A policy with ``feedback = false`` keeps no residuals.
 
     Returns the state, which belongs into checkpoints. Raises UnsupportedError for a model without sharded parameters, for
-    another group or one that is not told so, for a replicated mesh dimension (HSDP), and for a policy with ``difference``
-    or a codec that needs whole matrices.
+    another group or one that is not told so, and for a policy with ``difference`` or a codec that needs whole matrices.
     """
     if residual_dtype not in (torch.float32, torch.bfloat16):
         raise UnsupportedError(f"residual_dtype={residual_dtype}: must be torch.float32 or torch.bfloat16")

@@ -44,13 +44,15 @@ class Member:
 class Unit:
     """What one call of ``fully_shard`` made: its parameters are gathered and their gradients reduced together.
 
-    dtype: of its gradients' messages.
+    group: the ranks that parameters are cut over. replicas: those that have the same part of them, on a mesh of two
+    dimensions (HSDP). dtype: of its gradients' messages.
     """
 
     index: int
     name: str
     module: FSDPModule
     group: ThinwireGroup
+    replicas: ThinwireGroup | None
     members: tuple[Member, ...]
     dtype: torch.dtype
     device: torch.device
@@ -59,15 +61,12 @@ class Unit:
         """The parameters whose gradients are in a message, in their order, if all of them have one."""
         return tuple(member for member in self.members if member.trained)
 
-    def gradient_numel(self, members: Iterable[Member]) -> int:
-        """Values of the message with the gradients of these."""
-        return self.group.size() * sum(member.share for member in members)
-
 
 def units_of(model: nn.Module) -> list[Unit]:
     """The units of a model whose parameters are sharded.
 
-    Raises UnsupportedError if there are none, or one is over another group than thinwire's, replicated or of several meshes.
+    Raises UnsupportedError if there are none, or one is over another group than thinwire's, of several meshes,
+    or replicated without being cut.
     """
     modules = [(name, m) for name, m in model.named_modules() if isinstance(m, FSDPModule)]
     for _, module in modules:
@@ -97,11 +96,11 @@ def units_of(model: nn.Module) -> list[Unit]:
     return units
 
 
-def columns(message: Tensor, members: Iterable[Member], ranks: int) -> Iterator[tuple[Member, Tensor]]:
+def columns(message: Tensor, members: Iterable[Member], ranks: int) -> Iterator[Tensor]:
     """Each parameter's part of a flat message of gradients: a view (ranks, share)."""
     rows, begin = message.view(ranks, -1), 0
     for member in members:
-        yield member, rows[:, begin : begin + member.share]
+        yield rows[:, begin : begin + member.share]
         begin += member.share
 
 
@@ -130,17 +129,23 @@ def _pieces(part: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _unit(index: int, name: str, module: FSDPModule, param_group: Any, names: dict[int, str]) -> Unit:
     mesh = param_group.mesh_info
-    if hasattr(mesh, "replicate_process_group"):
-        raise UnsupportedError(
-            f"FSDP unit {name} is on a mesh with a replicated dimension (HSDP): the all-reduce between replicas would have "
-            "no error feedback; shard over a 1-D mesh"
+    group, replicas = (
+        feedback_group(
+            found,
+            "compress_fsdp",
+            f"thinwire groups, that of FSDP unit {name}",
+            "give fully_shard a mesh of thinwire.init_mesh",
         )
-    group = feedback_group(
-        mesh.shard_process_group,
-        "compress_fsdp",
-        f"thinwire groups, that of FSDP unit {name}",
-        "give fully_shard a mesh of thinwire.init_mesh",
+        if found is not None
+        else None
+        for found in (mesh.shard_process_group, getattr(mesh, "replicate_process_group", None))
     )
+    assert group is not None
+    if replicas is not None and group.size() == 1:
+        raise UnsupportedError(
+            f"FSDP unit {name} is cut over 1 rank and replicated over {replicas.size()}: FSDP2 only all-reduces its "
+            "gradients then; use DistributedDataParallel with thinwire.compress_ddp, or shard over 2 ranks or more"
+        )
     members = []
     for fsdp in param_group.fsdp_params:
         parameter_name = names.get(id(fsdp.sharded_param))
@@ -154,7 +159,7 @@ def _unit(index: int, name: str, module: FSDPModule, param_group: Any, names: di
     precision = param_group.mp_policy
     first = next((m for m in members if m.trained), members[0])  # all that are trained have one dtype
     dtype = precision.reduce_dtype or precision.param_dtype or first.fsdp.sharded_param.dtype
-    return Unit(index, name, module, group, tuple(members), dtype, param_group.device)
+    return Unit(index, name, module, group, replicas, tuple(members), dtype, param_group.device)
 
 
 def _shown(name: str) -> str:

@@ -13,7 +13,7 @@ from ..policy import AXES, Policy
 from ..presets import load
 
 # Over a data-parallel group: gradients are reduced (axis dp), sharded parameters are gathered (axis zero).
-_DP_AXES = {"all_gather": "zero"}
+_DP_AXES = {"all_reduce": "dp", "reduce_scatter": "dp", "all_gather": "zero"}
 _DP_ROLES = {"all_reduce": "gradient", "reduce_scatter": "gradient", "all_gather": "parameter"}
 
 
@@ -29,12 +29,16 @@ def init_mesh(
 ) -> DeviceMesh:
     """A DeviceMesh with a thinwire group per axis, outermost axis first.
 
-    sizes: axis (``dp``, ``tp``, ``pp``, ...) -> number of ranks. feedback: whether the caller reduces gradients
-    through :class:`~thinwire.integrate.gradients.GradientSync`, :func:`~thinwire.integrate.ddp.compress_ddp` or
-    :func:`~thinwire.integrate.fsdp.compress_fsdp`, which run error feedback; if not, a policy that asks for it is
+    sizes: axis (``dp``, ``tp``, ``pp``, ...) -> number of ranks; with ``zero``, parameters are cut over those ranks and
+    replicated over ``dp``, and gradients are of axis dp on both (FSDP2's HSDP). feedback: whether the caller reduces
+    gradients through :class:`~thinwire.integrate.gradients.GradientSync`, :func:`~thinwire.integrate.ddp.compress_ddp`
+    or :func:`~thinwire.integrate.fsdp.compress_fsdp`, which run error feedback; if not, a policy that asks for it is
     refused. options: inner backend, time-out and what else the groups share; policy, axes, roles, seed and inline (for
     tp, whose callers wait at once) are set here. backend: a name given to :func:`thinwire.group.register`. Needs an
     initialised default process group, of any backend.
+
+    DTensor takes meshes of the same ranks and names for one another, whatever their groups are (PyTorch's hash of a
+    mesh leaves them out): a process that uses DTensor needs one such mesh only.
     """
     loaded = load(policy)
     for axis in sizes:
@@ -42,7 +46,7 @@ def init_mesh(
             raise SpecError(f"unknown axis {axis!r}; {nearest(axis, AXES)}")
     override = {}
     for axis in sizes:
-        dp = axis == "dp"
+        dp = axis in ("dp", "zero")
         override[axis] = (
             backend,
             replace(
