@@ -51,7 +51,8 @@ def main() -> None:
 
         compression = compress(accelerator, options.policy)  # +
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(256, CONTEXT, 128, 2, 4, bos_token_id=0, eos_token_id=0))
+    sizes = {"vocab_size": 256, "n_positions": CONTEXT, "n_embd": 128, "n_layer": 2, "n_head": 4}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     batches = DataLoader(make_data(), batch_size=options.batch, shuffle=True, drop_last=True)
     model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
