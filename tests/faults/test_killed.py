@@ -120,6 +120,7 @@ def _killed(rank: int, world: int, report: Any) -> None:
 
 
 def test_every_call_of_every_other_rank_names_the_rank_that_was_killed() -> None:
+    # hivemind 624, pccl 13
     heard: dict[int, tuple[float, dict[str, Seen]]] = {}
     with pytest.raises(RankError, match=r"rank 1 of 4 failed: ended with exit code -9"):
         run_ranks(

@@ -56,6 +56,7 @@ def _stalled(rank: int, world: int, report: Any) -> None:
 
 
 def test_a_rank_that_stands_still_is_named_and_ends_when_it_goes_on() -> None:
+    # pccl 13
     pid = 0
     heard: dict[int, tuple[float, dict[str, Seen]]] = {}
 
