@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.collectives.transport import Pending, Transport
+from thinwire.collectives.transport import Exchange, Pending, Transport
 
 Flip = Callable[[Tensor], None]
 """Changes a buffer of received bytes in place."""
@@ -23,9 +23,16 @@ class Flipping:
         self.size = inner.size
 
     def all_to_all(
-        self, out: Tensor, inp: Tensor, out_splits: Sequence[int], in_splits: Sequence[int]
-    ) -> Pending:
-        return self._flipped(self._inner.all_to_all(out, inp, out_splits, in_splits), out)
+        self,
+        out: Tensor,
+        inp: Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        in_rounds: bool = False,
+    ) -> Exchange:
+        exchange = self._inner.all_to_all(out, inp, out_splits, in_splits, in_rounds=in_rounds)
+        return self._flipped(exchange, out)  # type: ignore[no-any-return]
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         return self._flipped(self._inner.all_gather(out, inp), out)
@@ -48,7 +55,13 @@ class _Flipped:
         self._pending = pending
         self._received = received
         self._flip = flip
+        self._done = False
 
     def wait(self) -> None:
         self._pending.wait()
-        self._flip(self._received)
+        if not self._done:
+            self._flip(self._received)
+        self._done = True
+
+    def wait_for(self, peer: int) -> None:
+        self.wait()

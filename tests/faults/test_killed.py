@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 TIME_OUT_S = 60.0  # much longer than all of it takes: nothing here ends by the time-out
 WORLD, VICTIM = 4, 1
-CHUNK = 1 << 19  # values: two segments among four ranks
+CHUNK = 1 << 20  # values: two segments among four ranks
 LATE = 4 * CHUNK + 4096  # three segments
 # Of a segment a rank encodes a frame for each other rank, or, to gather, one.
 PLACES = {

@@ -78,15 +78,16 @@ class FallsSilent:
         self._number = number
         self._places = places
         self._all_there = threading.Barrier(len(places))
+        self._over = threading.Event()
         self._here = threading.local()
         self._run, self._pack = Endpoint.run, wire.pack
         Endpoint.run = self._noted(Endpoint.run)  # type: ignore[method-assign]
         wire.pack = self._counted(wire.pack)
 
     def _noted(self, run: Callable[..., None]) -> Any:
-        def noted(endpoint: Endpoint, message: Any, raw_bytes: float, call: Any) -> None:
+        def noted(endpoint: Endpoint, message: Any, *rest: Any) -> None:
             self._here.call, self._here.frames = (message.op, message.nbytes), 0
-            run(endpoint, message, raw_bytes, call)
+            run(endpoint, message, *rest)
 
         return noted
 
@@ -94,9 +95,11 @@ class FallsSilent:
         def counted(*args: Any, **kwargs: Any) -> int:
             self._here.frames += 1
             if self._here.frames == self._places.get(self._here.call):
-                self._all_there.wait()
-                Endpoint.run, wire.pack = self._run, self._pack  # type: ignore[method-assign]
-                os.kill(os.getpid(), self._number)
+                if self._all_there.wait() == 0:  # one of them: a second SIGSTOP could come after the SIGCONT
+                    Endpoint.run, wire.pack = self._run, self._pack  # type: ignore[method-assign]
+                    os.kill(os.getpid(), self._number)
+                    self._over.set()
+                self._over.wait()
             return pack(*args, **kwargs)
 
         return counted
