@@ -55,6 +55,7 @@ def _cut(rank: int, world: int, address: str, report: Any) -> Seen:
     return found[0]
 
 
+@pytest.mark.slow
 def test_a_cut_shorter_than_the_time_out_is_survived_and_a_longer_one_is_an_error_on_both_sides() -> None:
     heard: dict[tuple[int, str], Any] = {}
     with Network(Topology(hosts=2, rate=RATE)) as network:

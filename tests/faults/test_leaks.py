@@ -85,6 +85,7 @@ def _objects(rank: int, world: int, report: Any) -> int:
     return sys.getallocatedblocks() - before
 
 
+@pytest.mark.slow
 def test_steps_leave_no_object_behind() -> None:
     grown = run_ranks(_objects, 2, timeout=TIMEOUT_S)
     assert max(grown) < 200, "less than one block of memory a step"

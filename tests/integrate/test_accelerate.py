@@ -146,6 +146,7 @@ def _gpt2(rank: int, world: int, folder: Path, report: Any) -> list[Tensor]:
     return parameters
 
 
+@pytest.mark.slow
 def test_a_loop_with_gpt2(tmp_path: Path) -> None:
     first, second = run_ranks(_gpt2, 2, tmp_path, timeout=TIMEOUT_S)
     assert all(map(torch.equal, first, second)), "all ranks have the same parameters"

@@ -90,6 +90,7 @@ def test_an_unmodified_script_is_compressed(tmp_path: Path) -> None:
 ROW = ["dp", "all_reduce", "int4:block=128,round=nearest", "gradient"]
 
 
+@pytest.mark.slow
 def test_a_script_that_fails(tmp_path: Path) -> None:
     done = run(tmp_path, SCRIPT, "--nproc-per-node=2", args=("gloo", "1"))
     assert done.returncode == 1

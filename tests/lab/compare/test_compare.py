@@ -38,6 +38,7 @@ def run(plan: Plan, out: Path, stop_after: int | None = None) -> dict[str, objec
     return json.loads(path.read_text())  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_compare_resumes_bit_for_bit_and_grows(tmp_path: Path) -> None:
     whole = run(make_plan(("none", "balanced")), tmp_path / "whole")

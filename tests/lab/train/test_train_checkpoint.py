@@ -74,6 +74,7 @@ def wire_bytes(group: ThinwireGroup) -> dict[Message, int]:
     return {m: entry.tally.wire_bytes for m, entry in entries.items() if "float" in m.dtype}
 
 
+@pytest.mark.slow
 def test_resume_is_bit_exact(tmp_path: Path) -> None:
     # DeepSpeed 4851, DeepSpeed 7164, DeepSpeed 7606, Megatron 4563, Megatron 5236
     runs = [
@@ -109,7 +110,9 @@ def _weights_only(rank: int, world: int, folder: Path, config: TrainConfig, repo
     ("before", "after"),
     [
         (settings("dp=2,tp=2"), settings("dp=2,pp=2", zero=2)),
-        (settings("dp=2,tp=2", zero=3), settings("tp=2,pp=2", micro_batch=2)),
+        pytest.param(
+            settings("dp=2,tp=2", zero=3), settings("tp=2,pp=2", micro_batch=2), marks=pytest.mark.slow
+        ),
     ],
     ids=["buckets-to-fsdp", "fsdp-to-buckets"],
 )

@@ -65,7 +65,9 @@ def _check(ranks: list[Curve], reference: Curve) -> None:
     assert ranks[0].evaluation == pytest.approx(reference.evaluation, rel=TOLERANCE)
 
 
-@pytest.fixture(scope="module", params=[TWO, FOUR, EIGHT], ids=["2", "4", "8"])
+@pytest.fixture(
+    scope="module", params=[TWO, pytest.param(FOUR, marks=pytest.mark.slow), EIGHT], ids=["2", "4", "8"]
+)
 def runs(request: pytest.FixtureRequest) -> dict[str, list[Curve]]:
     names: list[str] = request.param
     return dict(zip(names, run_curves([_config(n) for n in names]), strict=True))

@@ -17,6 +17,7 @@ from thinwire.launch import run_ranks
 BF16_NATS = 0.044
 
 
+@pytest.mark.slow
 def test_bf16_is_close_to_fp32() -> None:
     fp32, buckets, fsdp = run_curves(
         [
