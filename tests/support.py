@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -71,3 +71,13 @@ def run_threads(fn: Callable[..., Any], world: int, *args: Any, timeout: float =
         raise AssertionError(f"rank {errors[0][0]} of {world} failed") from errors[0][1]
     assert not any(thread.is_alive() for thread in threads), "a rank hangs"
     return results
+
+
+def each(kinds: Iterable[type[Any]], check: Callable[[type[Any]], None]) -> None:
+    """Check every case; an error says in which one it was."""
+    for kind in kinds:
+        try:
+            check(kind)
+        except Exception as error:
+            error.add_note(f"case {kind.__name__}")
+            raise

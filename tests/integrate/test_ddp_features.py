@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from support import TIMEOUT_S
+from support import TIMEOUT_S, each
 from thinwire import GroupOptions, compress_ddp
 from thinwire.errors import UnsupportedError
 from thinwire.integrate.ddp import DdpCompression
@@ -405,12 +405,7 @@ def _check(kind: type[Case], groups: Groups, rank: int, world: int) -> None:
 
 def _all(rank: int, world: int, kinds: list[type[Case]], report: Any) -> None:
     groups = Groups(rank, world)
-    for kind in kinds:
-        try:
-            _check(kind, groups, rank, world)
-        except Exception as error:
-            error.add_note(f"case {kind.__name__}")
-            raise
+    each(kinds, lambda kind: _check(kind, groups, rank, world))
 
 
 def test_every_feature_is_ddps_and_no_gradient_is_lost() -> None:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
-from support import TIMEOUT_S
+from support import TIMEOUT_S, each
 from thinwire import compress_fsdp, groups, init_mesh
 from thinwire.integrate.fsdp import FsdpCompression
 from thinwire.launch import run_ranks
@@ -354,12 +354,7 @@ def _all(rank: int, world: int, kinds: list[type[Case]], report: Any) -> None:
         ("int4", "int4:block=32", True),
     ):
         meshes[name] = init_mesh({"dp": world}, policy(codec, feedback))
-    for kind in kinds:
-        try:
-            _check(kind, meshes, rank, world)
-        except Exception as error:
-            error.add_note(f"case {kind.__name__}")
-            raise
+    each(kinds, lambda kind: _check(kind, meshes, rank, world))
 
 
 def test_every_feature_is_fsdps_and_no_gradient_is_lost() -> None:

@@ -44,4 +44,4 @@ def all_to_all(
         if outs[peer].numel():
             with transport.tally.decoding():
                 frames.decode(codec, frame, outs[peer], transport, peer, me)
-    incoming.finish()
+    incoming.wait()

@@ -62,31 +62,24 @@ class Incoming:
     sizes: list[int]
     keep: Tensor  # what is being sent must outlive the transfer
 
-    def wait(self) -> list[Tensor]:
-        self.pending.wait()
-        return list(torch.split(self.buffer, self.sizes))
-
-
-@dataclass
-class Exchanged:
-    """As :class:`Incoming`, of an all-to-all: each frame can be had as soon as it is there."""
-
-    exchange: Exchange
-    buffer: Tensor
-    sizes: list[int]
-    keep: Tensor
-
     def __post_init__(self) -> None:
         self._frames = torch.split(self.buffer, self.sizes)
 
+    def wait(self) -> list[Tensor]:
+        self.pending.wait()
+        return list(self._frames)
+
+
+@dataclass
+class Exchanged(Incoming):
+    """Of an all-to-all: each frame can be had as soon as it is there. ``wait`` at the end: what was sent has left, too."""
+
+    pending: Exchange
+
     def wait_for(self, peer: int) -> Tensor:
         """The frame of rank ``peer``; empty if there is none."""
-        self.exchange.wait_for(peer)
+        self.pending.wait_for(peer)
         return self._frames[peer]
-
-    def finish(self) -> None:
-        """Return when all frames are there, and what was sent has left."""
-        self.exchange.wait()
 
 
 def encode_each(

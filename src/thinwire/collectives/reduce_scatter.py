@@ -92,7 +92,7 @@ def _decode_add(
                     into += own[where]
                 else:
                     frames.decode_add(codec, frame, into, own.dtype, transport, peer, transport.rank)
-    incoming.finish()
+    incoming.wait()
 
 
 def _segments(chunks: Chunks, granule: int, segment_numel: int) -> list[slice]:

@@ -233,25 +233,27 @@ class FsdpCompression:
         self._steps += 1
 
 
-class _Allocates:
-    """How FSDP gets the buffer of a message: as without us."""
-
-    def __init__(self, compression: FsdpCompression, unit: Unit) -> None:
-        self._compression = compression
-        self._unit = unit
+class Allocates:
+    """How FSDP gets the buffer of a message from a collective of somebody else's: as from its own."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class _AllGather(_Allocates):
+class _OfUnit(Allocates):
+    def __init__(self, compression: FsdpCompression, unit: Unit) -> None:
+        self._compression = compression
+        self._unit = unit
+
+
+class _AllGather(_OfUnit):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> dist.Work | None:
         return self._compression.gather(self._unit, output_tensor, input_tensor, group, async_op)
 
 
-class _ReduceScatter(_Allocates):
+class _ReduceScatter(_OfUnit):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> dist.Work:

@@ -123,7 +123,22 @@ class _Compressions:
         ] or [f"{head}nothing was compressed"]
 
 
-class ThinwireStrategy(_trainer.strategies.DDPStrategy):  # type: ignore[misc]  # of a package that need not be there
+class _Compressed:
+    """A strategy of DDP's with compressions."""
+
+    def __init__(
+        self,
+        policy: Policy | str = "balanced",
+        *,
+        seed: int = 0,
+        resume_without_residuals: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.compressions = _Compressions(policy, seed, resume_without_residuals, kwargs)
+        super().__init__(**kwargs)
+
+
+class ThinwireStrategy(_Compressed, _trainer.strategies.DDPStrategy):  # type: ignore[misc]  # of a package that need not be there
     """Lightning's DDPStrategy with compressed gradients.
 
     policy: a Policy, a preset's name or a TOML file; its axis ``dp`` says what gradients get. seed: of stochastic
@@ -136,19 +151,8 @@ class ThinwireStrategy(_trainer.strategies.DDPStrategy):  # type: ignore[misc]  
     """
 
     strategy_name = "thinwire"
-
-    def __init__(
-        self,
-        policy: Policy | str = "balanced",
-        *,
-        seed: int = 0,
-        resume_without_residuals: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        self.compressions = _Compressions(policy, seed, resume_without_residuals, kwargs)
-        super().__init__(**kwargs)
-        self._loaded_path: lightning_files.Path = ""
-        self._logged = 0
+    _loaded_path: lightning_files.Path = ""
+    _logged = 0
 
     def configure_ddp(self) -> None:
         super().configure_ddp()
@@ -194,24 +198,13 @@ class ThinwireStrategy(_trainer.strategies.DDPStrategy):  # type: ignore[misc]  
             logger.log_metrics(self.compressions.stats().scalars(), step=trainer.global_step)
 
 
-class ThinwireFabricStrategy(_fabric.DDPStrategy):  # type: ignore[misc]  # of a package that need not be there
+class ThinwireFabricStrategy(_Compressed, _fabric.DDPStrategy):  # type: ignore[misc]  # of a package that need not be there
     """Fabric's DDPStrategy with compressed gradients: ``Fabric(strategy=ThinwireFabricStrategy(policy="balanced"))``.
 
     Arguments and errors are those of :class:`ThinwireStrategy`. ``fabric.save`` writes residuals beside its file;
     ``fabric.load(path, state)`` with a dict of what is set up already reads them. Nothing is logged by itself:
     ``fabric.log_dict(fabric.strategy.compressions.stats().scalars())``.
     """
-
-    def __init__(
-        self,
-        policy: Policy | str = "balanced",
-        *,
-        seed: int = 0,
-        resume_without_residuals: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        self.compressions = _Compressions(policy, seed, resume_without_residuals, kwargs)
-        super().__init__(**kwargs)
 
     def setup_module(self, module: Any) -> Any:
         model = super().setup_module(module)

@@ -14,7 +14,7 @@ from thinwire.integrate.ddp import compress_ddp
 
 from .config import TrainConfig
 from .model import Stage
-from .optim import make_adamw
+from .optim import adamw_of
 from .plain import Hook
 from .update import Gradient
 
@@ -48,12 +48,7 @@ class DdpUpdate:
             compress_ddp(self._model)
         self._parameters = list(stage.named_parameters())
         self._owns_copy = group.rank() == 0
-        self._optimizer = make_adamw(
-            [p for _, p in self._parameters if p.ndim > 1],
-            [p for _, p in self._parameters if p.ndim == 1],
-            config.optimizer,
-            fused=True,
-        )
+        self._optimizer = adamw_of([p for _, p in self._parameters], config.optimizer, fused=True)
 
     def wrapped(self, stages: Mapping[int, Stage]) -> dict[int, nn.Module]:
         return {0: self._model}

@@ -48,6 +48,13 @@ def make_adamw(
     return optimizer
 
 
+def adamw_of(parameters: Iterable[Tensor], config: OptimizerConfig, *, fused: bool) -> torch.optim.AdamW:
+    """:func:`make_adamw` of whole parameters: matrices decay."""
+    every = list(parameters)
+    decayed, others = [p for p in every if p.ndim > 1], [p for p in every if p.ndim == 1]
+    return make_adamw(decayed, others, config, fused=fused)
+
+
 class LossScaler:
     """Dynamic loss scale: the loss is multiplied by it so that small gradients survive fp16."""
 

@@ -5,7 +5,7 @@ They are used as PyTorch's documentation says, at the settings that serve them b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import SpecError
+from thinwire.integrate.fsdp import Allocates
 from thinwire.torch_names import all_gather_single, reduce_scatter_single
 
 _KINDS = ("bf16", "fp16", "powersgd")
@@ -79,12 +80,7 @@ class _Widened(dist.Work):
         return True
 
 
-class _Allocates:
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class Bf16AllGather(_Allocates):
+class Bf16AllGather(Allocates):
     """FSDP2's all-gather with bf16 messages, for ``set_custom_all_gather``; it travels while the layer before computes."""
 
     def __call__(
@@ -95,7 +91,7 @@ class Bf16AllGather(_Allocates):
         return _Widened(work, half, output_tensor)
 
 
-class Bf16ReduceScatter(_Allocates):
+class Bf16ReduceScatter(Allocates):
     """FSDP2's reduce-scatter with bf16 messages, for ``set_custom_reduce_scatter``."""
 
     def __call__(

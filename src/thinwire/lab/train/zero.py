@@ -25,7 +25,7 @@ from thinwire.integrate.roles import as_role
 from .config import TrainConfig
 from .mesh import axis_group, axis_rank
 from .model import Stage
-from .optim import make_adamw
+from .optim import adamw_of, make_adamw
 from .plain import Bf16AllGather, Bf16ReduceScatter, Hook
 from .update import Gradient
 
@@ -147,12 +147,7 @@ class FsdpUpdate:
                 # Any precision can overflow, and a residual must not keep what was skipped.
                 self._compressions.append(compress_fsdp(stage, scale=lambda: self._scale, rollback=True))
         self._parameters = _parameters(stages)
-        self._optimizer = make_adamw(
-            [p for _, p in self._parameters if p.ndim > 1],
-            [p for _, p in self._parameters if p.ndim == 1],
-            config.optimizer,
-            fused=False,
-        )
+        self._optimizer = adamw_of([p for _, p in self._parameters], config.optimizer, fused=False)
 
     def wrapped(self, stages: Mapping[int, Stage]) -> dict[int, nn.Module]:
         return dict(stages)
