@@ -4,6 +4,9 @@ A *stream* is all messages of one axis, op, role, codec and dtype; of send and r
 stream count its calls alike, so they agree on which ones are sampled. After a sampled call the ranks exchange the squares of
 what they lost and of what they encoded: each computes the same relative L2 error from the same numbers, so all of
 them reach the limit in the same call, and go on without loss from the next one. No rank can do so alone.
+
+Calls have their turns in the order in which they were made. Where calls of a stream run side by side, those after a sampled
+one wait until it has been judged, if there is a limit: what is decided does not depend on which of them is faster.
 """
 
 from __future__ import annotations
@@ -76,11 +79,47 @@ class ErrorMonitor:
 
 @dataclass
 class _Stream:
-    """What both ends of a stream know: its calls so far, whether it travels as it is, whether the last error was high."""
+    """What both ends of a stream know: its calls so far, whether it travels as it is, whether the last error was high.
+
+    judged: set when the last call that was due to be sampled is over.
+    """
 
     calls: int = 0
     exact: bool = False
     above: bool = False
+    judged: threading.Event | None = None
+
+
+class Turn:
+    """A call's place among those of its stream. sample: the number of the sample that it is due for; None: for none."""
+
+    def __init__(
+        self,
+        name: str = "",
+        monitor: ErrorMonitor | None = None,
+        stream: _Stream | None = None,
+        sample: int | None = None,
+    ) -> None:
+        self._name, self._monitor, self._stream, self._sample = name, monitor, stream, sample
+        self._before: threading.Event | None = None
+        self._over: threading.Event | None = None
+        if stream is not None and monitor is not None and monitor.limit is not None:
+            self._before = stream.judged
+            if sample is not None:
+                self._over = stream.judged = threading.Event()
+
+    def watch(self) -> Watch:
+        """When the call runs: what is done about it. Waits until the last sampled call before it is over."""
+        if self._stream is None:
+            return IDLE
+        if self._before is not None:
+            self._before.wait()
+        return Watch(self._name, self._monitor, self._stream, None if self._stream.exact else self._sample)
+
+    def end(self) -> None:
+        """The call is over, or it has failed."""
+        if self._over is not None:
+            self._over.set()
 
 
 class Watch:
@@ -211,25 +250,34 @@ class Monitors:
         self._by_axis = dict(by_axis)
         self._streams: dict[str, _Stream] = {}
         self._lossless: dict[str, bool] = {}
-        self._lock = threading.Lock()  # each stream is one worker's, the dict is all workers'
+        self._lock = threading.Lock()
 
-    def watch(self, message: Message, queue: str) -> Watch:
-        """The next call of a message's stream. queue: the worker's; it tells the peers of sends and receives apart."""
+    def turn(self, message: Message, queue: str) -> Turn:
+        """The next call of a message's stream, in the order of calls, the same on all ranks.
+
+        queue: the worker's; it tells the peers of sends and receives apart.
+        """
         monitor = self._by_axis.get(message.axis)
         if monitor is None or message.codec == PASS_THROUGH or self._is_lossless(message.codec):
-            return IDLE
+            return Turn()
         peer = message.op in ("send", "recv")
         # The receiver may not know the role.
         kind = f"{message.axis} {'send' if peer else f'{message.op} {message.role}'} {message.codec} {message.dtype}"
+        name = f"axis {message.axis}, {message.op} of role {message.role} as {message.codec}, {message.dtype}"
         with self._lock:
             stream = self._streams.setdefault(f"{kind} {queue}", _Stream())
-        window, at = divmod(stream.calls, monitor.every)
-        stream.calls += 1
-        # Not each time the same call: a step has the same messages in the same order, and all should have their turn.
-        turn = derive_seed(window, zlib.crc32(kind.encode())) % monitor.every if window else 0
-        sampled = at == turn and not stream.exact
-        name = f"axis {message.axis}, {message.op} of role {message.role} as {message.codec}, {message.dtype}"
-        return Watch(name, monitor, stream, window if sampled else None)
+            window, at = divmod(stream.calls, monitor.every)
+            stream.calls += 1
+            # Not each time the same call: a step has the same messages in the same order, and all should have their turn.
+            due = derive_seed(window, zlib.crc32(kind.encode())) % monitor.every if window else 0
+            return Turn(name, monitor, stream, window if at == due else None)
+
+    def release(self) -> None:
+        """Calls have failed: those that wait for them go on, and fail, too."""
+        with self._lock:
+            for stream in self._streams.values():
+                if stream.judged is not None:
+                    stream.judged.set()
 
     def _is_lossless(self, codec: str) -> bool:
         found = self._lossless.get(codec)

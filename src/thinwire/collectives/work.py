@@ -102,16 +102,30 @@ def failed(result: Any, error: Exception) -> Work:
     return work
 
 
+class Failure:
+    """Of calls that must not go on without each other: the first error of any. ``error``: None as long as there is none."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def note(self, error: Exception) -> None:
+        """Keep the error, if it is the first."""
+        with self._lock:
+            if self.error is None:
+                self.error = error
+
+
 class Worker:
     """A thread that runs calls one after the other, in the order in which they were submitted.
 
     After a call has failed, the peers' order of calls is unknown: the worker refuses all later ones with
-    the first error instead of hanging in them.
+    the first error instead of hanging in them. failure: shared with others whose calls have failed then, too.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, failure: Failure | None = None) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[[], object], Work] | None] = queue.SimpleQueue()
-        self._failed: Exception | None = None
+        self._failure = failure if failure is not None else Failure()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -135,11 +149,11 @@ class Worker:
             while (item := self._queue.get()) is not None:
                 call, work = item
                 try:
-                    if self._failed is not None:
-                        raise self._failed
+                    if self._failure.error is not None:
+                        raise self._failure.error
                     call()
                 except Exception as e:
-                    self._failed = e
+                    self._failure.note(e)
                     work._finish(e)
                 else:
                     work._finish()

@@ -107,8 +107,8 @@ class _Group(Part):
         states = json.loads(bytes(saved.read(0, [_STATES])[_STATES].tolist()) or b"{}")
         # Of collectives all ranks know the same; a send's peer may be no more.
         monitors = {k: v for k, v in states.get("monitors", {}).items() if k.endswith(" collectives")}
-        self._group.load_codec_states(json.dumps({"codecs": {}, "monitors": monitors}).encode())
-        return [f"codebooks of axis {self._group.axis()}"] if states.get("codecs") else []
+        self._group.load_codec_states(json.dumps({"codecs": [], "calls": 0, "monitors": monitors}).encode())
+        return [f"codebooks of axis {self._group.axis()}"] if any(states.get("codecs", [])) else []
 
 
 class _Fsdp(Part):

@@ -63,6 +63,7 @@ class DdpCompression:
         self._finds_unused = model.find_unused_parameters and not model.static_graph
         self._ended = True  # the step before
         self._last = sys.maxsize  # index of the bucket before
+        self._sent = 0  # compressed buckets of this step
         self._buckets: dict[int, tuple[tuple[str, ...], States]] = {}
         self._layout: dict[int, list[Tensor]] = {}  # the parameters of all buckets, compressed or not
         self._live: dict[str, Tensor] = {}  # name -> its part of a bucket's residual
@@ -199,7 +200,8 @@ class DdpCompression:
                 buffer.copy_(flat.mul_(scale))
             self._seen(buffer)
 
-        future: Future[Tensor] = self.group.submit(message, call, buffer).get_future()
+        lane, self._sent = self._sent, self._sent + 1
+        future: Future[Tensor] = self.group.submit(message, call, buffer, lane=lane).get_future()
         return future
 
     def _seen(self, buffer: Tensor) -> Tensor:
@@ -227,6 +229,7 @@ class DdpCompression:
     def _begin_step(self) -> None:
         self._end_step()
         self._steps += 1
+        self._sent = 0
         self._layout.clear()
         for state in self._states():
             state.begin()

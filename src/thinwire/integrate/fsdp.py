@@ -41,6 +41,8 @@ from .step_residuals import StepResiduals
 
 # Parts of seeds; groups count their own calls under 0 and 1.
 _GATHER, _REDUCE, _REPLICATE = 2, 3, 4
+# A reduction must not wait for the parameters of the next layer, which FSDP gathers ahead.
+_GATHER_LANE, _REDUCE_LANE = 0, 1
 
 
 class FsdpCompression:
@@ -123,7 +125,7 @@ class FsdpCompression:
         def call(transport: Metered) -> None:
             c.all_gather(shard, outs, codec, transport, options)
 
-        return unit.group.submit(message, call, output)
+        return unit.group.submit(message, call, output, lane=_GATHER_LANE)
 
     def reduce(self, unit: Unit, output: Tensor, gradients: Tensor, group: Any, op: Any) -> None:
         """Fill output, this rank's part of a message of gradients, with their sum or mean over the ranks."""
@@ -168,7 +170,7 @@ class FsdpCompression:
                 output.mul_(scale)
 
         # FSDP ignores the Work and reads the output at once.
-        unit.group.submit(message, call, output).wait()
+        unit.group.submit(message, call, output, lane=_REDUCE_LANE).wait()
 
     def _all_reduce(self, unit: Unit, output: Tensor, op: Any) -> dist.Work:
         """Sum or average what was reduce-scattered over the replicas."""

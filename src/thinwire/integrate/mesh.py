@@ -34,8 +34,8 @@ def init_mesh(
     gradients through :class:`~thinwire.integrate.gradients.GradientSync`, :func:`~thinwire.integrate.ddp.compress_ddp`
     or :func:`~thinwire.integrate.fsdp.compress_fsdp`, which run error feedback; if not, a policy that asks for it is
     refused. options: inner backend, time-out and what else the groups share; policy, axes, roles, seed and inline (for
-    tp, whose callers wait at once) are set here. backend: a name given to :func:`thinwire.group.register`. Needs an
-    initialised default process group, of any backend.
+    tp, whose callers wait at once) are set here, and one lane for tp, and for pp, which sends and receives. backend: a name
+    given to :func:`thinwire.group.register`. Needs an initialised default process group, of any backend.
 
     DTensor takes meshes of the same ranks and names for one another, whatever their groups are (PyTorch's hash of a
     mesh leaves them out): a process that uses DTensor needs one such mesh only.
@@ -58,6 +58,7 @@ def init_mesh(
                 feedback_by_caller=feedback and dp,
                 roles_by_caller=not dp,
                 inline=axis == "tp",
+                lanes=1 if axis in ("tp", "pp") else options.lanes,
                 seed=seed,
             ),
         )
