@@ -35,7 +35,7 @@ def all_to_all(
         frames.max_nbytes(codec, out.numel(), out.dtype, transport) if peer != me and out.numel() else 0
         for peer, out in enumerate(outs)
     ]
-    incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded)
+    incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded, in_rounds=True)
     # decode, each frame as it comes
     outs[me].copy_(ins[me])
     for distance in range(1, size):

@@ -4,14 +4,35 @@ An all-to-all whose messages all leave at once fills every link from several sid
 what is left of the slowest pair goes over a link that is otherwise idle. In rounds, in which every rank sends to the one
 d places back and receives from the one d places on, each link carries one message in each direction. Four hosts with links
 of 200 Mbit/s, 2 MiB for each rank: 1.44 times the time that the bytes take at the link's rate when all leave at once, 1.10
-in rounds. Each round ends with a wait for the slowest pair, so that small messages are better sent at once.
+in rounds. Each round ends with a wait for the slowest pair, so that small messages are better sent at once: rounds that are
+small together are one. Each rank may decide that by its own messages. Of all transfers that are not done, take those over
+the smallest distance: both of their ends have done with all smaller ones, so both have started them, and they end.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
+
+_AT_ONCE_NBYTES = 512 << 10
+
+
+def shared_rounds(nbytes: Sequence[int], at_once: int = _AT_ONCE_NBYTES) -> list[list[int]]:
+    """The distances 1, 2, ... in their order, those of each round. nbytes: of each distance, in one direction.
+
+    Those of a round are under ``at_once`` bytes together, or only one.
+    """
+    rounds: list[list[int]] = []
+    total = 0
+    for distance, size in enumerate(nbytes, 1):
+        if rounds and total + size < at_once:
+            rounds[-1].append(distance)
+            total += size
+        else:
+            rounds.append([distance])
+            total = size
+    return rounds
 
 
 class Waits(Protocol):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import PeerError
 from .monitor import IDLE, Watch
-from .rounds import Rounds, RoundsPending
+from .rounds import Rounds, RoundsPending, shared_rounds
 from .streams import Ends, Streams
 from .traffic import Tally
 
@@ -57,7 +57,7 @@ class Transport(Protocol):
     ) -> Exchange:
         """Send ``in_splits[p]`` bytes of inp to each rank p, receive ``out_splits[p]`` bytes from it.
 
-        in_rounds, the same on all ranks: messages are so large that pairs had better take turns.
+        in_rounds, the same on all ranks: pairs take turns where messages are large, see :mod:`~thinwire.collectives.rounds`.
         """
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
@@ -149,15 +149,24 @@ class TorchTransport:
         me, size = self.rank, self.size
         outs[me].copy_(ins[me])
 
-        def start(distance: int) -> list[Pending]:
-            source, to = (me + distance) % size, (me - distance) % size
-            # Empty messages do not travel: both ends know the sizes.
-            arriving = [self._recv(outs[source], source, _ROUNDS_TAG)] if outs[source].numel() else []
-            leaving = [self._send(ins[to], to, _ROUNDS_TAG)] if ins[to].numel() else []
-            return [*arriving, *leaving]
+        def start(distances: Sequence[int]) -> list[Pending]:
+            under_way: list[Pending] = []
+            for distance in distances:
+                source, to = (me + distance) % size, (me - distance) % size
+                # Empty messages do not travel: both ends know the sizes.
+                if outs[source].numel():
+                    under_way.append(self._recv(outs[source], source, _ROUNDS_TAG))
+                if ins[to].numel():
+                    under_way.append(self._send(ins[to], to, _ROUNDS_TAG))
+            return under_way
 
-        rounds = self._rounds.add(partial(start, distance) for distance in range(1, size))
-        return _InRounds(rounds, lambda peer: (peer - me) % size)
+        def nbytes(distance: int) -> int:
+            return max(outs[(me + distance) % size].numel(), ins[(me - distance) % size].numel())
+
+        shared = shared_rounds([nbytes(distance) for distance in range(1, size)])
+        number = {distance: turn for turn, distances in enumerate(shared, 1) for distance in distances}
+        rounds = self._rounds.add(partial(start, distances) for distances in shared)
+        return _InRounds(rounds, lambda peer: number.get((peer - me) % size, 0))
 
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         options = dist.BroadcastOptions()
