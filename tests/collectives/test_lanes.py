@@ -13,12 +13,9 @@ import torch.distributed as dist
 
 from support import TIMEOUT_S, gaussian, run_threads, same
 from thinwire import ErrorMonitor, GroupOptions, ThinwireGroup
-from thinwire.collectives.endpoint import Endpoint
 from thinwire.collectives.lanes import Lanes
-from thinwire.collectives.monitor import Monitors
-from thinwire.collectives.traffic import Message
+from thinwire.collectives.traffic import Message, Traffic
 from thinwire.collectives.transport import TorchTransport
-from thinwire.collectives.work import Failure
 from thinwire.errors import CheckpointError, MismatchError, PeerError, PolicyError
 from thinwire.policy import from_dict
 
@@ -27,11 +24,9 @@ N = 3000
 MESSAGE = Message("dp", "all_reduce", "gradient", "int8", "float32", 4 * N)
 
 
-def lanes_of(group: dist.ProcessGroup, count: int = 2, monitors: Monitors | None = None) -> Lanes:
-    """Lanes over one group: of calls that send nothing, or of one rank."""
-    monitors, failure = monitors or Monitors({}), Failure()
-    transport = TorchTransport(group)
-    return Lanes([Endpoint(transport, monitors=monitors, failure=failure) for _ in range(count)], monitors)
+def lanes_of(group: dist.ProcessGroup, **options: Any) -> Lanes:
+    """Two lanes over one group: of one rank, so that they send nothing."""
+    return Lanes([TorchTransport(group)] * 2, Traffic(), device=torch.device("cpu"), **options)
 
 
 def group_of(
@@ -91,7 +86,7 @@ def _many_calls(inner: dist.ProcessGroup, store: Any, lanes: int) -> tuple[list[
         for work in works:
             work.wait()
         assert group._lanes is not None
-        states.append(group._lanes._monitors.dump())
+        states.append(group._lanes.monitors.dump())
     inner.barrier().wait()
     for group in groups:
         group.shutdown()
@@ -161,7 +156,7 @@ def test_after_a_failure_all_lanes_refuse_their_calls() -> None:
 
 def test_a_call_that_waits_for_a_sampled_one_fails_with_it() -> None:
     def rank(group: dist.ProcessGroup) -> None:
-        lanes = lanes_of(group, monitors=Monitors({"dp": ErrorMonitor(every=1, limit=0.1)}))
+        lanes = lanes_of(group, monitors={"dp": ErrorMonitor(every=1, limit=0.1)})
         gate = threading.Event()
 
         def fail(_: Any) -> None:

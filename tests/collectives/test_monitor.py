@@ -431,8 +431,7 @@ def test_a_checkpoint_goes_on_with_the_same_calls_and_as_exact() -> None:
 )
 def test_damaged_states_are_refused_whole(dumped: bytes) -> None:
     def rank(group: dist.ProcessGroup) -> None:
-        monitors = Monitors({})
-        end = Lanes([Endpoint(TorchTransport(group), monitors=monitors)], monitors)
+        end = Lanes([TorchTransport(group)], Traffic(), device=torch.device("cpu"))
         before = end.dump_states()
         with pytest.raises(CheckpointError):
             end.load_states(dumped)

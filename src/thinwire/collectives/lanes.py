@@ -11,23 +11,53 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from ..errors import CheckpointError
 from .endpoint import COLLECTIVES, Call, Endpoint
-from .monitor import Monitors
+from .monitor import ErrorMonitor, Monitors
 from .streams import Streams
-from .traffic import Message
-from .work import Work
+from .traffic import Message, Traffic
+from .transport import Transport
+from .work import Failure, Work
 
 
 class Lanes:
-    """Runs the calls of a group on its endpoints, at least one. monitors: those of all of them."""
+    """Runs the calls of a group on an endpoint for each transport, at least one; counts all of them in ``traffic``.
 
-    def __init__(self, endpoints: Sequence[Endpoint], monitors: Monitors) -> None:
-        self.endpoints = tuple(endpoints)
-        self._monitors = monitors
+    monitors: by axis, the same on all ranks. The rest: see :class:`Endpoint`.
+    """
+
+    def __init__(
+        self,
+        transports: Sequence[Transport],
+        traffic: Traffic,
+        *,
+        device: torch.device,
+        checksum: bool = False,
+        compare_calls: bool = False,
+        after_failure: Callable[[str, Exception], str] | None = None,
+        monitors: Mapping[str, ErrorMonitor] | None = None,
+    ) -> None:
+        self.monitors = Monitors(monitors or {})
+        failure = Failure()
+        self.endpoints = tuple(
+            Endpoint(
+                transport,
+                traffic,
+                f"thinwire-{lane}",
+                device=device,
+                checksum=checksum,
+                compare_calls=compare_calls,
+                after_failure=after_failure,
+                monitors=self.monitors,
+                failure=failure,
+            )
+            for lane, transport in enumerate(transports)
+        )
         self._calls = 0  # that took the next lane, so far
         self._lock = threading.Lock()  # hooks submit from autograd's threads
 
@@ -55,7 +85,7 @@ class Lanes:
     def dump_states(self) -> bytes:
         """What stateful codecs and monitors remember, for a checkpoint; no calls may be under way."""
         codecs = [endpoint.streams.dump() for endpoint in self.endpoints]
-        table = {"codecs": codecs, "calls": self._calls, "monitors": self._monitors.dump()}
+        table = {"codecs": codecs, "calls": self._calls, "monitors": self.monitors.dump()}
         return json.dumps(table).encode()
 
     def load_states(self, dumped: bytes) -> None:
@@ -80,7 +110,7 @@ class Lanes:
         loaded = [Streams() for _ in self.endpoints]
         for streams, states in zip(loaded, codecs, strict=False):  # none of them has any, or all are here
             streams.load(states)
-        self._monitors.load(monitors)
+        self.monitors.load(monitors)
         self._calls = calls
         for endpoint, streams in zip(self.endpoints, loaded, strict=True):
             endpoint.streams = streams

@@ -20,13 +20,11 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from ..codecs import Codec, Compressor
-from ..collectives.endpoint import COLLECTIVES, Endpoint
+from ..collectives.endpoint import COLLECTIVES
 from ..collectives.lanes import Lanes
-from ..collectives.monitor import Monitors
 from ..collectives.options import CallOptions, derive_seed
 from ..collectives.traffic import PASS_THROUGH, Message, Tally, Traffic, gloo_nbytes, raw_nbytes
 from ..collectives.transport import Metered, TorchTransport
-from ..collectives.work import Failure
 from ..errors import MismatchError, PeerError, PolicyError, nearest
 from ..inner import Counted, agree, disconnect, inner_devices, make_inner_group, meet
 from ..policy import AXES, NONE, ROLES, AxisPolicy
@@ -71,7 +69,15 @@ class GroupBase(dist.ProcessGroup):
         if any(p.compresses for p in self.policy.axes.values()):
             count = options.lane_count() if size > 1 else 1
             self._frames = [self.make_inner(PrefixStore(f"frames{i}", store), timeout) for i in range(count)]
-            self._lanes = self._make_lanes(devices[0])
+            self._lanes = Lanes(
+                [TorchTransport(frames) for frames in self._frames],
+                self.traffic,
+                device=devices[0],
+                checksum=options.checksum,
+                compare_calls=options.compare_calls,
+                after_failure=self._after_failure,
+                monitors={axis: p.monitor for axis, p in self.policy.axes.items() if p.monitor is not None},
+            )
         # What is not overridden here falls through to the inner group's backend.
         for device in devices:
             self._register_backend(
@@ -83,26 +89,6 @@ class GroupBase(dist.ProcessGroup):
     def make_inner(self, store: Store, timeout: timedelta) -> dist.ProcessGroup:
         """A real group of the backend that carries the bytes; a subclass may put something around it."""
         return make_inner_group(store, self._rank, self._size, self.options.backend, timeout)
-
-    def _make_lanes(self, device: torch.device) -> Lanes:
-        monitored = ((axis, p.monitor) for axis, p in self.policy.axes.items())
-        monitors = Monitors({axis: monitor for axis, monitor in monitored if monitor is not None})
-        failure = Failure()
-        endpoints = [
-            Endpoint(
-                TorchTransport(frames),
-                self.traffic,
-                f"thinwire-{lane}",
-                device=device,
-                checksum=self.options.checksum,
-                compare_calls=self.options.compare_calls,
-                after_failure=self._after_failure,
-                monitors=monitors,
-                failure=failure,
-            )
-            for lane, frames in enumerate(self._frames)
-        ]
-        return Lanes(endpoints, monitors)
 
     def _after_failure(self, call: str, error: Exception) -> str:
         """A call has failed here: let it fail on all ranks, and say what they know of it.

@@ -36,6 +36,7 @@ from ..group import ThinwireGroup
 from ..policy import NONE, AxisPolicy
 from ..torch_names import all_gather_single, reduce_scatter_single
 from . import reductions
+from .fsdp_deferred import Deferred
 from .fsdp_units import Member, Unit, columns, put, take, units_of
 from .step_residuals import StepResiduals
 
@@ -66,6 +67,7 @@ class FsdpCompression:
         self._scale = scale
         self._residuals = StepResiduals(rollback=rollback or scale is not None, dtype=residual_dtype)
         self._reductions = 0  # of this step
+        self._deferred = Deferred()
         self._step_scale = 1.0
         self._steps = torch.zeros(1, dtype=torch.int64)
         for unit in units:
@@ -169,8 +171,12 @@ class FsdpCompression:
             if scale != 1.0:
                 output.mul_(scale)
 
-        # FSDP ignores the Work and reads the output at once.
-        unit.group.submit(message, call, output, lane=_REDUCE_LANE).wait()
+        # FSDP ignores the Work.
+        work = unit.group.submit(message, call, output, lane=_REDUCE_LANE)
+        if mean and unit.takes_views(output.dtype) and self._deferred.possible():
+            self._deferred.add(work)
+        else:
+            work.wait()
 
     def _all_reduce(self, unit: Unit, output: Tensor, op: Any) -> dist.Work:
         """Sum or average what was reduce-scattered over the replicas."""
