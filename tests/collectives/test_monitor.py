@@ -23,7 +23,7 @@ from thinwire.collectives.endpoint import Endpoint
 from thinwire.collectives.lanes import Lanes
 from thinwire.collectives.monitor import Monitors
 from thinwire.collectives.options import CallOptions
-from thinwire.collectives.traffic import PASS_THROUGH, Errors, Message
+from thinwire.collectives.traffic import PASS_THROUGH, Errors, Message, Traffic
 from thinwire.collectives.transport import Metered, TorchTransport
 from thinwire.errors import CheckpointError, SpecError
 from thinwire.group import GroupOptions
