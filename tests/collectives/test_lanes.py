@@ -14,6 +14,7 @@ import torch.distributed as dist
 from support import TIMEOUT_S, gaussian, run_threads, same
 from thinwire import ErrorMonitor, GroupOptions, ThinwireGroup
 from thinwire.collectives.lanes import Lanes
+from thinwire.collectives.monitor import Monitors
 from thinwire.collectives.traffic import Message, Traffic
 from thinwire.collectives.transport import TorchTransport
 from thinwire.errors import CheckpointError, MismatchError, PeerError, PolicyError
@@ -204,3 +205,19 @@ def test_what_lanes_can_be() -> None:
     assert GroupOptions(inline=True).lane_count() == GroupOptions(backend="nccl").lane_count() == 1
     assert GroupOptions(lanes=3).lane_count() == 3
     assert "lanes 3" in GroupOptions(lanes=3).text(), "ranks that differ in it are told"
+
+
+def test_a_call_obeys_the_calls_before_it_and_none_after() -> None:
+    """However late it runs: the other ranks may have run it earlier."""
+    monitors = Monitors({"dp": ErrorMonitor(every=2, limit=0.1, action="exact")})
+    turns = [monitors.turn(MESSAGE, "collectives") for _ in range(6)]
+    assert turns[0].watch().sampled
+    turns[0].end()
+    due = next(n for n in (2, 3) if turns[n].watch().sampled)
+    watch = turns[due].watch()
+    watch.before(torch.ones(4))
+    watch.after(torch.ones(4))
+    watch.conclude(watch.row(torch.device("cpu")), speak=False)
+    for n in range(due, 6):
+        turns[n].end()
+    assert [turns[n].watch().exact for n in range(6)] == [n > due for n in range(6)]

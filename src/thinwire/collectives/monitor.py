@@ -77,17 +77,29 @@ class ErrorMonitor:
         return f"every={self.every},limit={self.limit},action={self.action}"
 
 
+class _Judged:
+    """A call that is due to be sampled. over: set when it is; exact: whether the stream travels as it is from then on.
+
+    before: the one before it, as long as it is not over.
+    """
+
+    def __init__(self, before: _Judged | None) -> None:
+        self.over = threading.Event()
+        self.exact = False
+        self.before = before
+
+
 @dataclass
 class _Stream:
     """What both ends of a stream know: its calls so far, whether it travels as it is, whether the last error was high.
 
-    judged: set when the last call that was due to be sampled is over.
+    judged: the last call that was due to be sampled, if there is a limit.
     """
 
     calls: int = 0
     exact: bool = False
     above: bool = False
-    judged: threading.Event | None = None
+    judged: _Judged | None = None
 
 
 class Turn:
@@ -101,25 +113,31 @@ class Turn:
         sample: int | None = None,
     ) -> None:
         self._name, self._monitor, self._stream, self._sample = name, monitor, stream, sample
-        self._before: threading.Event | None = None
-        self._over: threading.Event | None = None
+        self._exact = stream is not None and stream.exact
+        self._before: _Judged | None = None
+        self._mine: _Judged | None = None
         if stream is not None and monitor is not None and monitor.limit is not None:
             self._before = stream.judged
             if sample is not None:
-                self._over = stream.judged = threading.Event()
+                self._mine = stream.judged = _Judged(stream.judged)
 
     def watch(self) -> Watch:
         """When the call runs: what is done about it. Waits until the last sampled call before it is over."""
         if self._stream is None:
             return IDLE
         if self._before is not None:
-            self._before.wait()
-        return Watch(self._name, self._monitor, self._stream, None if self._stream.exact else self._sample)
+            self._before.over.wait()
+            # Not the stream's: a later call may have been judged before this one runs.
+            self._exact = self._before.exact
+        return Watch(
+            self._name, self._monitor, self._stream, None if self._exact else self._sample, exact=self._exact
+        )
 
     def end(self) -> None:
         """The call is over, or it has failed."""
-        if self._over is not None:
-            self._over.set()
+        if self._mine is not None and self._stream is not None:
+            self._mine.exact, self._mine.before = self._stream.exact, None
+            self._mine.over.set()
 
 
 class Watch:
@@ -135,8 +153,10 @@ class Watch:
         monitor: ErrorMonitor | None = None,
         stream: _Stream | None = None,
         sample: int | None = None,
+        *,
+        exact: bool = False,
     ) -> None:
-        self.exact = stream is not None and stream.exact
+        self.exact = exact
         self.sampled = sample is not None
         self.error: float | None = None
         self.nonfinite = False
@@ -276,8 +296,10 @@ class Monitors:
         """Calls have failed: those that wait for them go on, and fail, too."""
         with self._lock:
             for stream in self._streams.values():
-                if stream.judged is not None:
-                    stream.judged.set()
+                judged = stream.judged
+                while judged is not None:
+                    judged.over.set()
+                    judged = judged.before
 
     def _is_lossless(self, codec: str) -> bool:
         found = self._lossless.get(codec)
