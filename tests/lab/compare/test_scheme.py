@@ -79,3 +79,12 @@ def test_hooks_need_a_place() -> None:
         Plan(dataclasses.replace(CONFIG, steps=8, zero=3), "tiny", ("plain:fp16",), block=2)
     with pytest.raises(SpecError, match="zero = 0"):
         dataclasses.replace(CONFIG, zero=1, ddp=True)
+
+
+def test_a_policy_may_say_its_lanes() -> None:
+    chosen = scheme("balanced@lanes=3")
+    assert (chosen.name, chosen.lanes) == ("balanced@lanes=3", 3)
+    assert chosen.policy == scheme("balanced").policy
+    for wrong in ("plain@lanes=2", "balanced@lanes=0", "balanced@lanes=x"):
+        with pytest.raises(SpecError, match="POLICY@lanes=N with N lanes"):
+            scheme(wrong)

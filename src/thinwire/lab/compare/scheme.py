@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from ...errors import SpecError
 from ...integrate.mesh import init_mesh
 from ...policy import Policy
 from ...presets import load
@@ -15,16 +16,21 @@ from ..train.mesh import build_mesh
 from ..train.plain import Hook
 
 PLAIN = "plain"
+_LANES = "@lanes="
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """policy: of thinwire groups; None: PyTorch's own. hook: PyTorch's way to send gradients, over either."""
+    """policy: of thinwire groups; None: PyTorch's own. hook: PyTorch's way to send gradients, over either.
+
+    lanes: of the groups; None: as many as they have by themselves.
+    """
 
     name: str
     description: str
     policy: Policy | None
     hook: Hook | None = None
+    lanes: int | None = None
 
     def mesh(self, config: TrainConfig, wiring: Wiring) -> DeviceMesh:
         """The groups of a run."""
@@ -35,7 +41,7 @@ class Scheme:
             self.policy,
             seed=config.seed,
             backend=wiring.backend,
-            options=wiring.options,
+            options=wiring.options if self.lanes is None else replace(wiring.options, lanes=self.lanes),
         )
 
 
@@ -44,8 +50,15 @@ def scheme(spec: str) -> Scheme:
 
     ``plain``: torch.distributed over gloo. ``plain:bf16``, ``plain:fp16``, ``plain:powersgd=4``: with a hook of PyTorch's
     (:mod:`thinwire.lab.train.plain`). ``none:bf16`` and so on: that hook over thinwire groups that compress nothing.
-    Raises SpecError for what is none of them.
+    A policy may say how many lanes its groups have: ``balanced@lanes=1``. Raises SpecError for what is none of them.
     """
+    name, lanes, count = spec.rpartition(_LANES)
+    if lanes:
+        found = scheme(name)
+        if found.policy is None or not count.isdecimal() or int(count) < 1:
+            raise SpecError(f"{spec}: POLICY{_LANES}N with N lanes, 1 or more, of thinwire groups")
+        description = f"{found.description}; {count} lane(s)"
+        return replace(found, name=f"{found.name}{_LANES}{count}", description=description, lanes=int(count))
     base, _, hook = spec.partition(":")
     if base == PLAIN:
         words = "torch.distributed over gloo"
