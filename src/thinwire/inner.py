@@ -65,8 +65,13 @@ def make_inner_group(
     return group
 
 
-def disconnect(group: dist.ProcessGroup) -> None:
-    """Close the connections of an inner group, so that its calls under way fail: here, and by that on all its ranks."""
+def disconnect(*groups: dist.ProcessGroup) -> None:
+    """Close the connections of inner groups, so that their calls under way fail: here, and by that on all their ranks."""
+    for group in groups:
+        _disconnect(group)
+
+
+def _disconnect(group: dist.ProcessGroup) -> None:
     if group.size() == 1:
         return
     group.abort()  # NCCL's connections; gloo's backend has no such thing

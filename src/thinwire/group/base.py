@@ -98,18 +98,13 @@ class GroupBase(dist.ProcessGroup):
         if isinstance(error, MismatchError):
             # All ranks raise it; what is under way on other lanes must not wait for ranks that have given up.
             if len(self._frames) > 1:
-                self._disconnect(self._frames)
+                disconnect(*self._frames)
             return ""
-        self._disconnect([self._inner, *self._frames])
+        disconnect(self._inner, *self._frames)
         if isinstance(error, PeerError):
             return "\n" + self._roll_call.account(call, self.axis())
         self._roll_call.report(f"{call}: {type(error).__name__}: {error}")
         return ""
-
-    @staticmethod
-    def _disconnect(groups: Sequence[dist.ProcessGroup]) -> None:
-        for group in groups:
-            disconnect(group)
 
     def _lost(self, message: Message, error: RuntimeError) -> PeerError:
         """What to raise for the inner group's error in a call that passes through."""
@@ -288,7 +283,7 @@ class GroupBase(dist.ProcessGroup):
     def abort(self) -> None:
         """Close the connections, so that calls under way fail on all ranks, then end the worker threads."""
         LIVE.discard(self)
-        self._disconnect([self._inner, *self._frames])
+        disconnect(self._inner, *self._frames)
         self._close_inner()
         if self._lanes is not None:
             self._lanes.close()
