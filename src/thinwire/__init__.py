@@ -25,11 +25,13 @@ from .integrate.ddp import DdpCompression, compress_ddp
 from .integrate.fsdp import FsdpCompression, compress_fsdp
 from .integrate.gradients import Bucket, GradientSync
 from .integrate.mesh import groups, init_mesh
+from .mpi.rendezvous import register as _register_mpi
 from .policy import AxisPolicy, Policy
 from .presets import list_presets
 from .presets import load as load_policy
 
 register()
+_register_mpi()
 
 __version__ = "0.1.0"
 __all__ = [

@@ -23,7 +23,8 @@ from thinwire.collectives.endpoint import Endpoint
 from thinwire.collectives.monitor import Monitors
 from thinwire.collectives.options import CallOptions
 from thinwire.collectives.traffic import PASS_THROUGH, Errors, Message
-from thinwire.collectives.transport import Metered, TorchTransport
+from thinwire.collectives.torch_transport import TorchTransport
+from thinwire.collectives.transport import Metered
 from thinwire.errors import CheckpointError, SpecError
 from thinwire.group import GroupOptions
 from thinwire.policy import from_dict

@@ -25,7 +25,8 @@ from thinwire.codecs import list_codecs
 from thinwire.collectives import Chunks, all_gather, reduce_scatter
 from thinwire.collectives.options import CallOptions
 from thinwire.collectives.traffic import Tally
-from thinwire.collectives.transport import Metered, TorchTransport
+from thinwire.collectives.torch_transport import TorchTransport
+from thinwire.collectives.transport import Metered
 from thinwire.errors import SpecError, WireError
 from thinwire.launch import run_ranks
 from thinwire.wire import HEADER_NBYTES

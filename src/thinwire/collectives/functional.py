@@ -34,7 +34,8 @@ from .endpoint import Endpoint
 from .frames import Chunks, equal_parts
 from .options import CallOptions
 from .traffic import Message, Traffic, raw_nbytes
-from .transport import Metered, TorchTransport
+from .torch_transport import TorchTransport
+from .transport import Metered
 from .work import Work
 
 Reduction = Literal["sum", "mean"]

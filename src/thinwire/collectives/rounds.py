@@ -10,8 +10,11 @@ in rounds. Each round ends with a wait for the slowest pair, so that small messa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
+
+from torch import Tensor
 
 
 class Waits(Protocol):
@@ -68,3 +71,39 @@ class RoundsPending:
         """Return when the first ``number`` of them (None: all) are done, and with them all that were added before."""
         while self.done < (self.count if number is None else number):
             self._rounds.finish_one()
+
+
+class Paired:
+    """An all-to-all in rounds. number: peer -> how many of them until its message is there."""
+
+    def __init__(self, pending: RoundsPending, number: Callable[[int], int]) -> None:
+        self._pending, self._number = pending, number
+
+    def wait(self) -> None:
+        self._pending.wait()
+
+    def wait_for(self, peer: int) -> None:
+        self._pending.wait(self._number(peer))
+
+
+def pairs_in_rounds(
+    rounds: Rounds,
+    me: int,
+    outs: Sequence[Tensor],
+    ins: Sequence[Tensor],
+    recv: Callable[[Tensor, int], Waits],
+    send: Callable[[Tensor, int], Waits],
+) -> Paired:
+    """Send ``ins[p]`` to each rank p and receive ``outs[p]`` from it, in rounds; ``me``: this rank."""
+    size = len(outs)
+    outs[me].copy_(ins[me])
+
+    def start(distance: int) -> list[Waits]:
+        source, to = (me + distance) % size, (me - distance) % size
+        # Empty messages do not travel: both ends know the sizes.
+        arriving = [recv(outs[source], source)] if outs[source].numel() else []
+        leaving = [send(ins[to], to)] if ins[to].numel() else []
+        return [*arriving, *leaving]
+
+    added = rounds.add(partial(start, distance) for distance in range(1, size))
+    return Paired(added, lambda peer: (peer - me) % size)

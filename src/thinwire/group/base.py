@@ -23,9 +23,9 @@ from ..codecs import Codec, Compressor
 from ..collectives.endpoint import COLLECTIVES, Endpoint
 from ..collectives.options import CallOptions, derive_seed
 from ..collectives.traffic import PASS_THROUGH, Message, Tally, Traffic, gloo_nbytes, raw_nbytes
-from ..collectives.transport import Metered, TorchTransport
+from ..collectives.transport import Metered
 from ..errors import MismatchError, PeerError, PolicyError, nearest
-from ..inner import Counted, agree, disconnect, inner_devices, make_inner_group, meet
+from ..inner import Counted, agree, disconnect, inner_devices, make_inner_group, meet, transport_of
 from ..policy import AXES, NONE, ROLES, AxisPolicy
 from ..presets import load
 from ..wire import VERSION
@@ -68,7 +68,7 @@ class GroupBase(dist.ProcessGroup):
         if any(p.compresses for p in self.policy.axes.values()):
             self._frames = self.make_inner(PrefixStore("frames", store), timeout)
             self._endpoint = Endpoint(
-                TorchTransport(self._frames),
+                transport_of(self._frames),
                 self.traffic,
                 device=devices[0],
                 checksum=options.checksum,
@@ -76,8 +76,8 @@ class GroupBase(dist.ProcessGroup):
                 after_failure=self._after_failure,
                 monitors={axis: p.monitor for axis, p in self.policy.axes.items() if p.monitor is not None},
             )
-        # What is not overridden here falls through to the inner group's backend.
-        for device in devices:
+        # What is not overridden here falls through to the inner group's backend; MPI's group has none below it.
+        for device in devices if options.backend != "mpi" else ():
             self._register_backend(
                 device, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(device)
             )

@@ -21,7 +21,8 @@ class GroupOptions:
     this group marks its messages (:meth:`ThinwireGroup.role`, :mod:`thinwire.integrate.roles`), so a policy that
     names roles is accepted; a message without one is then an error where the policy needs it. inline: run compressed
     collectives in the caller's thread, for axes whose callers wait at once (tensor parallelism); saves two
-    changes of thread a call, overlaps nothing. backend: the inner group's: gloo, nccl, or ``cpu:gloo,cuda:nccl``.
+    changes of thread a call, overlaps nothing. backend: the inner group's: gloo, nccl, ``cpu:gloo,cuda:nccl``, or
+    mpi (:mod:`thinwire.mpi`).
     checksum: frames carry a CRC-32 of their payload, too, for links that are not trusted. compare_calls: the ranks
     compare every compressed collective before it starts, not only the first of a kind: one small all-gather more a
     call, by which ranks that call in another order are told so (without, gloo may end a process).
