@@ -22,8 +22,8 @@ from thinwire import collectives as c
 from thinwire.collectives.endpoint import Endpoint
 from thinwire.collectives.monitor import Monitors
 from thinwire.collectives.options import CallOptions
-from thinwire.collectives.traffic import PASS_THROUGH, Errors, Message
 from thinwire.collectives.torch_transport import TorchTransport
+from thinwire.collectives.traffic import PASS_THROUGH, Errors, Message
 from thinwire.collectives.transport import Metered
 from thinwire.errors import CheckpointError, SpecError
 from thinwire.group import GroupOptions

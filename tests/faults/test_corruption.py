@@ -24,8 +24,8 @@ from thinwire import GroupOptions, ThinwireGroup, parse
 from thinwire.codecs import list_codecs
 from thinwire.collectives import Chunks, all_gather, reduce_scatter
 from thinwire.collectives.options import CallOptions
-from thinwire.collectives.traffic import Tally
 from thinwire.collectives.torch_transport import TorchTransport
+from thinwire.collectives.traffic import Tally
 from thinwire.collectives.transport import Metered
 from thinwire.errors import SpecError, WireError
 from thinwire.launch import run_ranks

@@ -33,8 +33,8 @@ from . import send as _send
 from .endpoint import Endpoint
 from .frames import Chunks, equal_parts
 from .options import CallOptions
-from .traffic import Message, Traffic, raw_nbytes
 from .torch_transport import TorchTransport
+from .traffic import Message, Traffic, raw_nbytes
 from .transport import Metered
 from .work import Work
 

@@ -10,21 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LayoutError, NetworkError
-from ..group import BACKEND, GroupOptions
+from ..group import GroupOptions
 from ..launch import Place, run_ranks
 from . import paced_group
+from .mpirun import Mpirun, run_mpi_ranks
 from .net import Calibration, Network, Topology, available, calibrate, check, parse_rate
 from .paced_group import PacedOptions
+from .wiring import Wiring
 
 _PRELOAD = ("thinwire.lab.train.trainer", "thinwire.lab.compare.rank")
-
-
-@dataclass(frozen=True)
-class Wiring:
-    """How a rank makes its groups on a cluster: arguments of :func:`thinwire.init_mesh`."""
-
-    backend: str = BACKEND
-    options: GroupOptions = GroupOptions()
 
 
 @dataclass(frozen=True)
@@ -32,7 +26,8 @@ class Cluster:
     """Places for ranks, and what is known of the link between their hosts.
 
     emulation: ``netns`` (kernel-shaped links), ``paced`` (senders wait) or ``none``. paced_folder: where the
-    ranks' pacers meet, if paced. calibration: what the link carried before the run.
+    ranks' pacers meet, if paced. calibration: what the link carried before the run. mpirun: what starts the ranks, and then
+    carries their messages; None: they are started here, and gloo carries them.
     """
 
     topology: Topology
@@ -41,6 +36,7 @@ class Cluster:
     places: tuple[Place, ...] | None
     calibration: Calibration | None
     paced_folder: str | None = None
+    mpirun: Mpirun | None = None
 
     @property
     def world(self) -> int:
@@ -49,6 +45,8 @@ class Cluster:
     @property
     def wiring(self) -> Wiring:
         """What ranks need to make groups whose messages go over this cluster's links."""
+        if self.mpirun is not None:
+            return Wiring(options=GroupOptions(backend="mpi"))
         if self.paced_folder is None:
             return Wiring()
         return Wiring(paced_group.BACKEND, PacedOptions(topology=self.topology, folder=self.paced_folder))
@@ -73,7 +71,18 @@ class Cluster:
         collective_timeout: float = 300.0,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Run ``fn`` in every rank, see :func:`thinwire.launch.run_ranks`."""
+        """Run ``fn`` in every rank, see :func:`thinwire.launch.run_ranks` and :func:`.mpirun.run_mpi_ranks`."""
+        if self.mpirun is not None:
+            return run_mpi_ranks(
+                fn,
+                self.world,
+                *args,
+                timeout=timeout,
+                collective_timeout=collective_timeout,
+                mpirun=self.mpirun,
+                places=self.places,
+                on_message=on_message,
+            )
         return run_ranks(
             fn,
             self.world,
@@ -95,17 +104,26 @@ def spread(world: int, hosts: int) -> tuple[int, ...]:
 
 @contextmanager
 def cluster(
-    world: int, hosts: int, link: str, *, latency_s: float = 0.0, paced: bool = False
+    world: int,
+    hosts: int,
+    link: str,
+    *,
+    latency_s: float = 0.0,
+    paced: bool = False,
+    mpirun: Mpirun | None = None,
 ) -> Iterator[Cluster]:
     """Hosts for ``world`` ranks with links of rate ``link`` ("200mbit"; "none": this machine's loopback).
 
     Measures the link and refuses one that is not what it claims. paced: let senders wait instead of shaping,
-    for machines without root; every output names it. Raises NetworkError where shaping is not possible and
-    paced was not asked for, LayoutError if the ranks do not fit the hosts.
+    for machines without root; every output names it. mpirun: let it start the ranks (see :class:`Cluster`).
+    Raises NetworkError where shaping is not possible and paced was not asked for, LayoutError if the ranks do
+    not fit the hosts.
     """
     topology = Topology(hosts, spread(world, hosts), rate=link, latency_s=latency_s)
     if parse_rate(link) is None:
-        yield Cluster(topology, "none", "no network was emulated: ranks talk over the loopback", None, None)
+        between = "the loopback" if mpirun is None else "what MPI has within a host"
+        note = f"no network was emulated: ranks talk over {between}"
+        yield Cluster(topology, "none", note, None, None, mpirun=mpirun)
         return
     if paced:
         with tempfile.TemporaryDirectory(prefix="thinwire-paced-") as folder:
@@ -124,7 +142,7 @@ def cluster(
             notes = list(check(calibration))
         if latency_s == 0:
             notes.insert(0, "bandwidth only: no latency was added")
-        yield Cluster(topology, "netns", "; ".join(notes), network.places(), calibration)
+        yield Cluster(topology, "netns", "; ".join(notes), network.places(), calibration, mpirun=mpirun)
 
 
 def calibration_rows(found: Calibration | None) -> Sequence[dict[str, Any]]:

@@ -37,7 +37,9 @@ class Staged:
         if self._target is not None:
             self._target.copy_(self.flat.view_as(self._target))
             if self._target.is_cuda:
-                torch.cuda.current_stream(self._target.device).synchronize()  # of this thread, not of the caller
+                torch.cuda.current_stream(
+                    self._target.device
+                ).synchronize()  # of this thread, not of the caller
 
 
 def memory(x: Tensor) -> Any:

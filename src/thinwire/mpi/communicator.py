@@ -121,9 +121,7 @@ class Communicator:
         except self.process.mpi.Exception as e:
             self.give_up(f"{what} failed: {e}")
             raise PeerError(f"{what} failed: {e}") from e
-        return Operation(
-            self, requests, what, peers=peers, keep=keep, finish=finish, expected=expected
-        )
+        return Operation(self, requests, what, peers=peers, keep=keep, finish=finish, expected=expected)
 
     def _call(self, name: str, *args: Any) -> Any:
         return self.process.call(getattr(self.comm, name), *args)
@@ -183,5 +181,3 @@ def _world_ranks(cards: Sequence[str]) -> list[int]:
             + lines
         )
     return ranks
-
-

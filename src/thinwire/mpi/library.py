@@ -13,8 +13,8 @@ from typing import Any
 from ..errors import MismatchError, UnsupportedError
 
 _INSTALL = (
-    'pip install "thinwire[mpi]" installs mpi4py and Open MPI; "pip install mpi4py mpich" takes MPICH instead; a library of the '
-    "distribution or of the cluster is found by its name, or told to mpi4py by MPI4PY_LIBMPI"
+    'pip install "thinwire[mpi]" installs mpi4py and Open MPI; "pip install mpi4py mpich" takes MPICH instead; a library of '
+    "the distribution or of the cluster is found by its name, or told to mpi4py by MPI4PY_LIBMPI"
 )
 _SIZES = {
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
@@ -42,8 +42,8 @@ def load() -> Any:
     found = loaded_libraries()
     if len(found) > 1:
         raise MismatchError(
-            f"two MPI libraries meet in this process: {', '.join(found)}; something else has loaded one before mpi4py found the "
-            "other. Let both use the same one: tell mpi4py by MPI4PY_LIBMPI, or uninstall one"
+            f"two MPI libraries meet in this process: {', '.join(found)}; something else has loaded one before mpi4py found "
+            "the other. Let both use the same one: tell mpi4py by MPI4PY_LIBMPI, or uninstall one"
         )
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         level = "MPI_THREAD_FUNNELED" if MPI.Query_thread() == MPI.THREAD_FUNNELED else "MPI_THREAD_SINGLE"
@@ -87,8 +87,8 @@ def check_launch(MPI: Any, environ: Mapping[str, str]) -> None:
     if told is not None and told[0] > 1 and size == 1:
         where = ", ".join(loaded_libraries()) or "an unknown path"
         raise MismatchError(
-            f"{told[1]} has started {told[0]} processes, but {version(MPI)} ({where}), which mpi4py found, sees 1: launcher and "
-            "library are of different MPIs. Use the mpirun of this library, or the library of that mpirun (MPI4PY_LIBMPI)"
+            f"{told[1]} has started {told[0]} processes, but {version(MPI)} ({where}), which mpi4py found, sees 1: launcher "
+            "and library are of different MPIs. Use this library's mpirun, or that mpirun's library (MPI4PY_LIBMPI)"
         )
 
 

@@ -173,5 +173,3 @@ class Exchange:
     def wait(self) -> None:
         for operation in (*self._arriving.values(), *self._leaving):
             operation.wait()
-
-

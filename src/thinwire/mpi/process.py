@@ -37,7 +37,7 @@ class Polled(Protocol):
 class Process:
     """This process's MPI. One per process: :func:`process`.
 
-    left: peers that have left, with the time of their notice. failed: communicator id -> what a peer has said of its failure.
+    left: peers that have left, with the time of their notice. failed: communicator id -> what a peer said of its failure.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,11 @@ class Process:
             self.look()
             time.sleep(_LOOK_S)
         if failed or missing:
-            why = "has failed" if failed else f"waits in vain for rank(s) {sorted(missing)} of MPI_COMM_WORLD to end"
+            why = (
+                "has failed"
+                if failed
+                else f"waits in vain for rank(s) {sorted(missing)} of MPI_COMM_WORLD to end"
+            )
             print(
                 f"thinwire: rank {self.rank} of MPI_COMM_WORLD {why}; it ends the MPI job (MPI_Abort)",
                 file=sys.stderr,

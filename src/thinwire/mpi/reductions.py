@@ -63,8 +63,8 @@ def reduced(dtype: torch.dtype, op: Any) -> tuple[Any, Any]:
     found = next(((mpi, truth) for torch_op, mpi, truth in _OPS if op == torch_op), None)
     if name is None or found is None:
         raise UnsupportedError(
-            f"backend mpi cannot reduce {dtype} by {op}; it has {', '.join(str(d).removeprefix('torch.') for d in _NAMES)}, and "
-            "SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR and BXOR"
+            f"backend mpi cannot reduce {dtype} by {op}; it has {', '.join(str(d).removeprefix('torch.') for d in _NAMES)}, "
+            "and SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR and BXOR"
         )
     chosen = found[1] if dtype == torch.bool else found[0]
     if chosen is None or (chosen.startswith("B") and (dtype.is_floating_point or dtype.is_complex)):

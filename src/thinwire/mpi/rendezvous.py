@@ -58,7 +58,9 @@ def _rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[t
     given = dict(parse_qsl(urlparse(url).query))
     for name, mine in (("rank", rank), ("world_size", size)):
         if int(given.get(name, mine)) != mine:
-            raise LayoutError(f"{name}={given[name]} was given, but MPI says {mine}; leave it out with mpi://")
+            raise LayoutError(
+                f"{name}={given[name]} was given, but MPI says {mine}; leave it out with mpi://"
+            )
     yield store, rank, size
     raise LayoutError("mpi:// meets once; it cannot meet again after ranks have changed")
 
@@ -81,8 +83,8 @@ def _connected(where: dict[str, Any], size: int, timeout: timedelta) -> Any:
         except (OSError, RuntimeError) as e:
             tried.append(f"{address} ({str(e).splitlines()[0]})")
     raise PeerError(
-        f"the store that rank 0 keeps at port {where['port']} cannot be reached; tried {', '.join(tried) or 'no address'}. MPI's "
-        "own network is not enough: PyTorch's store needs TCP between the hosts"
+        f"the store that rank 0 keeps at port {where['port']} cannot be reached; tried {', '.join(tried) or 'no address'}. "
+        "MPI's own network is not enough: PyTorch's store needs TCP between the hosts"
     )
 
 

@@ -19,7 +19,8 @@ _SINGLE_TAG, _ROUNDS_TAG, _EXCHANGE_TAG = 0, 1, 2
 
 
 class MpiTransport:
-    """A communicator as a transport. It must be used for nothing else: the order of its collectives is that of the calls here.
+    """A communicator as a transport. It must be used for nothing else: the order of its collectives is that of the
+    calls here.
 
     An all-to-all is a send and a receive for each pair, so that each frame can be decoded when it is there.
     """

@@ -32,7 +32,13 @@ class Job:
 def train_rank(rank: int, world: int, job: Job, wiring: Wiring, report: Report) -> dict[str, Any]:
     """Train in one rank. Rank 0 writes ``log.jsonl`` and reports ``("step", {...})``; returns the summary."""
     config, out = job.config, Path(job.out)
-    mesh = init_mesh(config.layout.mesh_sizes(), load(job.policy), seed=config.seed)
+    mesh = init_mesh(
+        config.layout.mesh_sizes(),
+        load(job.policy),
+        seed=config.seed,
+        backend=wiring.backend,
+        options=wiring.options,
+    )
     trainer = Trainer(config, mesh, out / "cache")
     if job.resume is not None:
         trainer.load(job.resume)

@@ -18,8 +18,8 @@ from ...dtypes import DTYPES
 class Contender:
     """One way to run the collectives.
 
-    policy: of a thinwire group; None: ``torch.distributed`` over a plain gloo group. cast: to bf16 before and back after,
-    which is timed with it. group: contenders of the same one share it.
+    policy: of a thinwire group; None: ``torch.distributed`` over a plain gloo group, or MPI's own collectives. cast: to bf16
+    before and back after, which is timed with it. group: contenders of the same one share it.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Plan:
     """contenders: in the order of the output. sizes: bytes of the message. dtype: fp32, bf16 or fp16.
 
     A sample is ``calls`` calls one after the other; ``repeats`` samples of each contender count, ``warmup`` before them
-    do not. check: compare the bits of results between ranks and between calls.
+    do not. check: compare the bits of results between ranks and between calls. transport: gloo or mpi.
     Raises UnsupportedError for what cannot be run.
     """
 
@@ -67,6 +67,7 @@ class Plan:
     repeats: int = 7
     calls: int = 1
     check: bool = False
+    transport: str = "gloo"
 
     def __post_init__(self) -> None:
         names = [contender.name for contender in self.contenders]

@@ -15,6 +15,7 @@ from ...bench.collective import OPS, Plan, contenders, describe, run
 from ...bench.record import command_line, environment, write_json
 from ...cluster import cluster
 from ...dtypes import DTYPES
+from ...mpirun import Mpirun
 from ...net import parse_rate
 from ...report import text
 from ..options import compile_kernels
@@ -68,6 +69,19 @@ _CODECS = ("none", "bf16", "int8", "int4", "exponent", "zfp:rate=8")
     "--rate", default="none", show_default=True, metavar="RATE", help="Of each host's link, e.g. 200mbit."
 )
 @click.option(
+    "--transport",
+    type=click.Choice(["gloo", "mpi"]),
+    default="gloo",
+    show_default=True,
+    help="mpi: ranks started by mpirun; plain are then MPI's own blocking collectives, through mpi4py.",
+)
+@click.option(
+    "--mpirun",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Open MPI's or MPICH's. Default: that of this environment, else the first on the path.",
+)
+@click.option(
     "--warmup", type=click.IntRange(0), default=2, show_default=True, help="Samples that do not count."
 )
 @click.option("--repeats", type=click.IntRange(1), default=7, show_default=True, help="Samples that count.")
@@ -96,6 +110,8 @@ def collective(
     ranks: int,
     hosts: int,
     rate: str,
+    transport: str,
+    mpirun: Path | None,
     warmup: int,
     repeats: int,
     calls: int,
@@ -105,10 +121,10 @@ def collective(
 ) -> None:
     """Time, bandwidth, wire bytes and error of collectives, by message size, for several codecs in turns.
 
-    Always among them: plain (torch.distributed over gloo), plain bf16 (cast, plain, cast back) and none (a thinwire group
-    that compresses nothing). Sizes, algorithm and bus bandwidth as nccl-tests define them; time is the slowest rank's
-    median; wire bytes are counted at the transport. x link: time over (wire bytes / link rate), where every rank has a
-    host of its own.
+    Always among them: plain (torch.distributed over gloo, or MPI itself), plain bf16 (cast, plain, cast back) and none (a
+    thinwire group that compresses nothing). Sizes, algorithm and bus bandwidth as nccl-tests define them; time is the
+    slowest rank's median; wire bytes are counted at the transport. x link: time over (wire bytes / link rate), where every
+    rank has a host of its own.
     """
     if (hosts > 1) != (parse_rate(rate) is not None):
         raise LayoutError(
@@ -116,11 +132,16 @@ def collective(
         )
     chosen = codecs or (() if policies else _CODECS)
     named = contenders([(spec, parse(spec)) for spec in chosen], policies, dtype, control)
-    plan = Plan(named, ops, sizes or _powers(least, most), ranks, dtype, warmup, repeats, calls, check)
+    plan = Plan(
+        named, ops, sizes or _powers(least, most), ranks, dtype, warmup, repeats, calls, check, transport
+    )
+    if mpirun is not None and transport != "mpi":
+        raise LayoutError(f"--mpirun {mpirun} is for --transport mpi")
+    starter = Mpirun.find(None if mpirun is None else str(mpirun)) if transport == "mpi" else None
     console = Console(stderr=True)
     load = os.getloadavg()[0]
     compile_kernels(console, [c.policy for c in named if c.policy is not None])
-    with cluster(ranks, hosts, rate) as places:
+    with cluster(ranks, hosts, rate, mpirun=starter) as places:
         console.print(f"network: {places.emulation}. {places.note}")
         with steps_progress(console) as update:
             rows, broken = run(plan, places, update)
@@ -143,7 +164,9 @@ def collective(
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "result.json", record)
         link = f"{hosts} hosts, {text.rate(parse_rate(rate))} links" if hosts > 1 else "loopback"
-        paths = write_figures(rows, f"{ranks} ranks, {dtype}, {link}", out)
+        paths = write_figures(
+            rows, f"{ranks} ranks, {dtype}, {starter.kind if starter is not None else 'gloo'}, {link}", out
+        )
         click.echo(f"wrote {out}/result.json, {', '.join(path.name for path in paths)}")
     if broken:
         raise MismatchError("--check: " + "; ".join(broken))
