@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import MismatchError, PeerError
@@ -116,6 +117,9 @@ class Communicator:
         given_up = self.given_up()
         if given_up is not None:
             raise PeerError(f"{what}: refused, {given_up}")
+        if finish is not None and torch.is_inference_mode_enabled():
+            # The mode belongs to a thread, and its tensors may be written only inside of it.
+            finish = torch.inference_mode()(finish)
         try:
             requests = begin()
         except self.process.mpi.Exception as e:

@@ -125,7 +125,7 @@ class Operation:
             self._fail(f"{self._what} failed: {given_up}")
             return
         now = time.monotonic()
-        gone = [p for p in self._peers if now - self._communicator.left_at(p) > GRACE_S]
+        gone = [p for p in self._peers if now - self._communicator.left_at(p) >= GRACE_S]
         if gone:
             self._fail(f"{self._what} failed: rank(s) {', '.join(map(str, gone))} left the MPI job")
         elif now - self._start > self._communicator.timeout_s:

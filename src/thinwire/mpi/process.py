@@ -23,7 +23,9 @@ from .library import load, version
 _NOTICE_TAG = 0x7477
 _LOOK_S = 0.01
 GRACE_S = 2.0
-"""Between a notice and the end: the time in which others may still say what they saw, or a last message arrive."""
+"""Between the notice of a rank that has left in peace and the end of calls that wait for it: its last ones may arrive."""
+_LAST_WORDS_S = 8.0
+"""Between a failure and the end of the job: the time in which others find out, ask each other, and say what they saw."""
 _EAGER_S, _SHARED_S = 1e-4, 2e-3
 
 
@@ -125,7 +127,7 @@ class Process:
             while (message := self._probe()) is not None:
                 source, notice = message
                 if notice.get("left"):
-                    self.left[source] = now
+                    self.left[source] = now - GRACE_S if notice["bad"] else now
                 if "group" in notice:
                     self.failed.setdefault(notice["group"], notice["text"])
         finally:
@@ -163,7 +165,7 @@ class Process:
         # The interpreter keeps an exception that nobody has caught here.
         failed = self._own_failure or getattr(sys, "last_value", None) is not None
         self.tell(self.peers, left=True, bad=failed)
-        end = time.monotonic() + (GRACE_S if failed else self.patience_s)
+        end = time.monotonic() + (_LAST_WORDS_S if failed else self.patience_s)
         while (missing := self.peers - set(self.left)) and time.monotonic() < end:
             self.look()
             time.sleep(_LOOK_S)
