@@ -51,6 +51,7 @@ class Process:
         self.failed: dict[int, str] = {}
         self.peers: set[int] = set()
         self.patience_s = 0.0
+        self.store: Any = None  # others read it until they have left, whatever this rank destroys before
         self._own_failure = False
         serial = self.mpi.Query_thread() < self.mpi.THREAD_MULTIPLE
         # Every call made through `call` returns at once, so that one lock is all that MPI_THREAD_SERIALIZED takes.

@@ -47,6 +47,7 @@ def meet_by_mpi(timeout: timedelta = _TIMEOUT) -> tuple[Any, int, int]:
         store = TCPStore("0.0.0.0", 0, p.size, is_master=True, timeout=timeout, wait_for_workers=False)
         where = {"port": store.port, "token": uuid4().hex, "machine": _machine(), "addresses": _addresses()}
         store.set(_TOKEN, where["token"])
+        p.store = store
     where = world.bcast(where)
     if p.rank > 0:
         store = _connected(where, p.size, timeout)

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from ...group import GroupOptions
 from ...launch import Reporter
 from ...mpi.process import process
+from .command import JOB, SOCKET
 
-SOCKET, JOB = "ranks", "job"
 WORLD = GroupOptions(backend="mpi")
 """The default group of the ranks."""
 

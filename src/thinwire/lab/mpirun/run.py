@@ -19,8 +19,7 @@ from typing import Any
 
 from ...errors import RankError
 from ...launch import Place
-from .command import Mpirun
-from .rank import JOB, SOCKET
+from .command import JOB, SOCKET, Mpirun
 
 _ENDS_S = 10.0  # for mpirun to end its processes
 
