@@ -14,10 +14,12 @@ from .process import GRACE_S
 if TYPE_CHECKING:
     from .communicator import Communicator
 
-_SPIN_S = 2e-3
-"""How long a wait only yields between tests: the kernel's shortest sleep is a tenth of a message of 1 MiB."""
-_OVERSHOOT = 32
-"""After that it sleeps a part of the time that it has waited: at most 3 % late, and the cores are free for others."""
+_SPIN_S = 10e-3
+"""How long a wait tests without a pause; the kernel's shortest sleep is a tenth of the time of a message of 1 MiB."""
+_YIELD_S = 2e-3
+"""Where ranks outnumber cores: how long it only yields after each test."""
+_OVERSHOOT = 64
+"""After that it sleeps a part of the time that it has waited: at most 2 % late, and the cores are free for others."""
 _LONGEST_S = 1e-3
 
 
@@ -105,7 +107,10 @@ class Operation:
             waited = time.monotonic() - start
             if limit_s is not None and waited > limit_s:
                 raise PeerError(f"{self._what}: not done within the {limit_s:g} s of this wait; it goes on")
-            time.sleep(0 if waited < _SPIN_S else min(waited / _OVERSHOOT, _LONGEST_S))
+            if waited > (_YIELD_S if self._process.crowded else _SPIN_S):
+                time.sleep(min(waited / _OVERSHOOT, _LONGEST_S))
+            elif self._process.crowded:
+                time.sleep(0)
 
     def _advance(self) -> None:
         MPI = self._process.mpi

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Protocol
 
@@ -40,6 +42,7 @@ class Process:
     """This process's MPI. One per process: :func:`process`.
 
     left: peers that have left, with the time of their notice. failed: communicator id -> what a peer said of its failure.
+    crowded: ranks of this machine outnumber its cores, so that one that waits had better let others run.
     """
 
     def __init__(self) -> None:
@@ -51,6 +54,7 @@ class Process:
         self.failed: dict[int, str] = {}
         self.peers: set[int] = set()
         self.patience_s = 0.0
+        self.crowded = False
         self.store: Any = None  # others read it until they have left, whatever this rank destroys before
         self._own_failure = False
         serial = self.mpi.Query_thread() < self.mpi.THREAD_MULTIPLE
@@ -191,3 +195,13 @@ class Process:
 def process() -> Process:
     """This process's MPI, started at the first call. Raises as :func:`.library.load`."""
     return Process()
+
+
+def machine() -> str:
+    """The same for processes that share a loopback interface: one kernel, one network namespace."""
+    parts = []
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        parts.append(file.read().strip())
+    with suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/net"))
+    return " ".join(parts) if len(parts) == 2 else socket.gethostname()

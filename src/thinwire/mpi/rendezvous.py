@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ..errors import LayoutError, PeerError
 from .library import check_launch
-from .process import process
+from .process import machine, process
 
 SCHEME = "mpi"
 _TIMEOUT = timedelta(minutes=30)
@@ -45,7 +45,7 @@ def meet_by_mpi(timeout: timedelta = _TIMEOUT) -> tuple[Any, int, int]:
     where: dict[str, Any] = {}
     if p.rank == 0:
         store = TCPStore("0.0.0.0", 0, p.size, is_master=True, timeout=timeout, wait_for_workers=False)
-        where = {"port": store.port, "token": uuid4().hex, "machine": _machine(), "addresses": _addresses()}
+        where = {"port": store.port, "token": uuid4().hex, "machine": machine(), "addresses": _addresses()}
         store.set(_TOKEN, where["token"])
         p.store = store
     where = world.bcast(where)
@@ -68,7 +68,7 @@ def _rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[t
 
 def _connected(where: dict[str, Any], size: int, timeout: timedelta) -> Any:
     """The store of rank 0, by the first of its addresses at which it answers."""
-    addresses = ["127.0.0.1"] if where["machine"] == _machine() else where["addresses"]
+    addresses = ["127.0.0.1"] if where["machine"] == machine() else where["addresses"]
     tried = []
     for address in addresses:
         try:
@@ -87,16 +87,6 @@ def _connected(where: dict[str, Any], size: int, timeout: timedelta) -> Any:
         f"the store that rank 0 keeps at port {where['port']} cannot be reached; tried {', '.join(tried) or 'no address'}. "
         "MPI's own network is not enough: PyTorch's store needs TCP between the hosts"
     )
-
-
-def _machine() -> str:
-    """The same for processes that share a loopback interface: one kernel, one network namespace."""
-    parts = []
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        parts.append(file.read().strip())
-    with suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/net"))
-    return " ".join(parts) if len(parts) == 2 else socket.gethostname()
 
 
 def _addresses() -> list[str]:
