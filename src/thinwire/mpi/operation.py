@@ -69,9 +69,9 @@ class Operation:
         try:
             if not self._over:
                 self._advance()
-            callbacks = self._callbacks if self._over else []
+            callbacks: list[Callable[[Exception | None], None]] = []
             if self._over:
-                self._callbacks = []
+                callbacks, self._callbacks = self._callbacks, []
         finally:
             self._lock.release()
         for callback in callbacks:

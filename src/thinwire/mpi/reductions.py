@@ -82,7 +82,7 @@ def divide(x: torch.Tensor, op: Any, size: int) -> None:
 
 @cache
 def _half(dtype: torch.dtype, name: str) -> Any:
-    combine = {"SUM": torch.add, "PROD": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}[name]
+    combine: Any = {"SUM": torch.add, "PROD": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}[name]
 
     def reduce(inp: Any, inout: Any, _: Any) -> None:
         if len(inp):

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, urlparse
 from uuid import uuid4
 
@@ -30,7 +30,7 @@ _TOKEN = "thinwire-token"
 
 def register() -> None:
     """Make ``mpi://`` known to ``torch.distributed``; ``import thinwire`` does."""
-    register_rendezvous_handler(SCHEME, _rendezvous)
+    cast(Any, register_rendezvous_handler)(SCHEME, _rendezvous)
 
 
 def meet_by_mpi(timeout: timedelta = _TIMEOUT) -> tuple[Any, int, int]:

@@ -8,12 +8,12 @@ import torch.distributed as dist
 
 from thinwire.errors import LayoutError, SpecError, UnsupportedError
 from thinwire.integrate.mesh import groups
-from thinwire.lab.cluster import Wiring
 from thinwire.lab.compare import Plan, scheme
 from thinwire.lab.train.config import DataConfig, TrainConfig
 from thinwire.lab.train.layout import Layout
 from thinwire.lab.train.model import ModelConfig
 from thinwire.lab.train.trainer import Trainer
+from thinwire.lab.wiring import Wiring
 from thinwire.launch import run_ranks
 
 CONFIG = TrainConfig(

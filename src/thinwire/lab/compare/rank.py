@@ -17,9 +17,10 @@ import torch.distributed as dist
 from ...collectives.traffic import Entry, Message, Traffic
 from ...integrate.mesh import groups
 from .. import zero_comm
-from ..cluster import Wiring, interface_tx_bytes
+from ..cluster import interface_tx_bytes
 from ..train.config import TrainConfig
 from ..train.trainer import Trainer
+from ..wiring import Wiring
 from .plan import Plan
 from .scheme import Scheme, scheme
 

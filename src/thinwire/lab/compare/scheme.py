@@ -9,10 +9,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...integrate.mesh import init_mesh
 from ...policy import Policy
 from ...presets import load
-from ..cluster import Wiring
 from ..train.config import TrainConfig
 from ..train.mesh import build_mesh
 from ..train.plain import Hook
+from ..wiring import Wiring
 
 PLAIN = "plain"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...integrate.mesh import groups, init_mesh
 from ...presets import load
-from ..cluster import Wiring
+from ..wiring import Wiring
 from .config import TrainConfig
 from .trainer import Trainer
 
