@@ -14,8 +14,8 @@ from pathlib import Path
 from ...errors import LayoutError, UnsupportedError
 from ...launch import Place
 
-JOB, SOCKET = "job", "ranks"
-"""Files in the folder of a run: what its processes do, and where they are heard."""
+JOB, SOCKET, STORE = "job", "ranks", "store"
+"""Files in the folder of a run: what its processes do, where they are heard, and where they meet."""
 _LIBRARIES = {"Open MPI": "libmpi.so.40", "MPICH": "libmpi.so.12"}
 
 

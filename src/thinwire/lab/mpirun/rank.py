@@ -23,18 +23,23 @@ WORLD = GroupOptions(backend="mpi")
 
 
 def main(folder: Path) -> None:
-    fn, args, timeout_s = pickle.loads((folder / JOB).read_bytes())
+    fn, args, timeout_s, meet_at = pickle.loads((folder / JOB).read_bytes())
     torch.set_num_threads(1)
     # By its path, a socket is reached from every network namespace.
     line = Client(str(folder / SOCKET), family="AF_UNIX")
     rank = -1
     try:
-        rank = process().rank
+        rank, world = process().rank, process().size
         line.send_bytes(pickle.dumps((rank, os.getpid())))
         dist.init_process_group(
-            "thinwire", init_method="mpi://", pg_options=WORLD, timeout=timedelta(seconds=timeout_s)
+            "thinwire",
+            init_method=meet_at,
+            rank=rank,
+            world_size=world,
+            pg_options=WORLD,
+            timeout=timedelta(seconds=timeout_s),
         )
-        result = fn(rank, dist.get_world_size(), *args, Reporter(line))
+        result = fn(rank, world, *args, Reporter(line))
         dist.destroy_process_group()
         line.send_bytes(pickle.dumps(("result", result)))
     except BaseException as e:

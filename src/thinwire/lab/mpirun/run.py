@@ -19,7 +19,7 @@ from typing import Any
 
 from ...errors import RankError
 from ...launch import Place
-from .command import JOB, SOCKET, Mpirun
+from .command import JOB, SOCKET, STORE, Mpirun
 
 _ENDS_S = 10.0  # for mpirun to end its processes
 
@@ -44,7 +44,9 @@ def run_mpi_ranks(
     mpirun = mpirun if mpirun is not None else Mpirun.find()
     with tempfile.TemporaryDirectory(prefix="thinwire-mpi-") as name:
         folder = Path(name)
-        (folder / JOB).write_bytes(pickle.dumps((fn, args, collective_timeout or timeout)))
+        # In an emulated network nobody answers for the names of hosts, which PyTorch's TCP store asks for; files are shared.
+        meet_at = f"file://{folder / STORE}" if places else "mpi://"
+        (folder / JOB).write_bytes(pickle.dumps((fn, args, collective_timeout or timeout, meet_at)))
         program = [sys.executable, "-m", f"{__package__}.rank", name]
         command = mpirun.command(world, program, places or (), folder)
         with Listener(str(folder / SOCKET), family="AF_UNIX", backlog=world) as listener:
