@@ -60,11 +60,15 @@ class Operation:
         if not self.poll():
             self._process.watch(self)
 
-    def poll(self) -> bool:
-        """Whether it is over; lets MPI go on. Does not raise, and does not wait for another thread that polls."""
+    def poll(self, *, waiting: bool = False) -> bool:
+        """Whether it is over; lets MPI go on. Does not raise.
+
+        waiting: this thread has nothing else to do than to wait for another one that polls at the same moment. One that
+        spun instead would keep the interpreter's lock from it.
+        """
         if self._over:
             return True
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=waiting):
             return False
         try:
             if not self._over:
@@ -103,7 +107,7 @@ class Operation:
 
     def _wait(self, limit_s: float | None) -> None:
         start = time.monotonic()
-        while not self.poll():
+        while not self.poll(waiting=True):
             waited = time.monotonic() - start
             if limit_s is not None and waited > limit_s:
                 raise PeerError(f"{self._what}: not done within the {limit_s:g} s of this wait; it goes on")
