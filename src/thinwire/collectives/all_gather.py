@@ -13,6 +13,7 @@ from torch import Tensor
 from ..codecs.base import Codec
 from . import frames
 from .frames import Incoming
+from .hierarchical import hierarchical_all_gather, level_codec
 from .options import CallOptions, derive_seed
 from .streams import EVERYONE
 from .transport import Metered
@@ -32,6 +33,12 @@ def all_gather(
     x and outs: flat, one dtype. residual: as in :func:`~thinwire.collectives.reduce_scatter.reduce_scatter`;
     the frames are then fp32, and so must outs be.
     """
+    if options.algorithm == "hierarchical":
+        topology = options.places(transport.size)
+        if topology.layered:
+            hierarchical_all_gather(x, outs, codec, transport, options, residual=residual)
+            return
+        codec = level_codec(topology.outermost, topology, codec, options, transport)
     codec = transport.watch.codec(codec)
     lengths = [out.numel() for out in outs]
     for where, received in gather_frames(x, lengths, codec, transport, options, residual=residual):

@@ -16,7 +16,6 @@ from .all_gather import all_gather, gather_frames
 from .frames import Chunks
 from .options import CallOptions
 from .reduce_scatter import reduce_scatter
-from .ring import ring_reduce_scatter
 from .streams import EVERYONE
 from .transport import Metered
 
@@ -48,11 +47,8 @@ def all_reduce(
         _swap(x, codec, transport, options, None if residuals is None else residuals.sender)
         return
     chunks = Chunks.of(x.numel(), transport.size, codec.granule)
-    if options.algorithm == "ring":
-        total = ring_reduce_scatter(x, codec, transport, chunks, options)
-    else:
-        sender = None if residuals is None else residuals.sender
-        total = reduce_scatter(x, codec, transport, chunks, options, residual=sender)
+    sender = None if residuals is None else residuals.sender
+    total = reduce_scatter(x, codec, transport, chunks, options, residual=sender)
     owner = None if residuals is None else residuals.owner
     # With feedback the second frames are fp32: the residual is, and x may not be.
     dtype = x.dtype if owner is None else torch.float32

@@ -23,7 +23,7 @@ from .streams import Ends, Streams
 from .traffic import Tally
 
 # Messages of rounds and of send and recv, which other threads start, must not be taken for each other.
-_SINGLE_TAG, _ROUNDS_TAG = 0, 1
+_ROUNDS_TAG = 1
 
 
 class Pending(Protocol):
@@ -66,10 +66,10 @@ class Transport(Protocol):
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         """``buffer`` becomes that of rank ``src``."""
 
-    def send(self, buffer: Tensor, dst: int) -> Pending:
-        """Send ``buffer`` to rank ``dst``."""
+    def send(self, buffer: Tensor, dst: int, tag: int = 0) -> Pending:
+        """Send ``buffer`` to rank ``dst``. On the CPU, only a receive with the same tag (0 to 15) takes it."""
 
-    def recv(self, buffer: Tensor, src: int) -> Pending:
+    def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Pending:
         """Receive exactly ``buffer.numel()`` bytes from rank ``src``."""
 
 
@@ -152,8 +152,8 @@ class TorchTransport:
         def start(distance: int) -> list[Pending]:
             source, to = (me + distance) % size, (me - distance) % size
             # Empty messages do not travel: both ends know the sizes.
-            arriving = [self._recv(outs[source], source, _ROUNDS_TAG)] if outs[source].numel() else []
-            leaving = [self._send(ins[to], to, _ROUNDS_TAG)] if ins[to].numel() else []
+            arriving = [self.recv(outs[source], source, _ROUNDS_TAG)] if outs[source].numel() else []
+            leaving = [self.send(ins[to], to, _ROUNDS_TAG)] if ins[to].numel() else []
             return [*arriving, *leaving]
 
         rounds = self._rounds.add(partial(start, distance) for distance in range(1, size))
@@ -164,16 +164,10 @@ class TorchTransport:
         options.rootRank = src
         return _TorchPending(lambda: self._group.broadcast([buffer], options), f"broadcast from rank {src}")
 
-    def send(self, buffer: Tensor, dst: int) -> Pending:
-        return self._send(buffer, dst, _SINGLE_TAG)
-
-    def recv(self, buffer: Tensor, src: int) -> Pending:
-        return self._recv(buffer, src, _SINGLE_TAG)
-
-    def _send(self, buffer: Tensor, dst: int, tag: int) -> Pending:
+    def send(self, buffer: Tensor, dst: int, tag: int = 0) -> Pending:
         return _TorchPending(lambda: self._group.send([buffer], dst, tag), f"send to rank {dst}")
 
-    def _recv(self, buffer: Tensor, src: int, tag: int) -> Pending:
+    def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Pending:
         return _TorchPending(lambda: self._group.recv([buffer], src, tag), f"recv from rank {src}")
 
 
@@ -224,12 +218,12 @@ class Metered:
         self.tally.wire_bytes += buffer.numel() * (self.size - 1) // self.size
         return self._timed(self._inner.broadcast(buffer, src))
 
-    def send(self, buffer: Tensor, dst: int) -> Pending:
+    def send(self, buffer: Tensor, dst: int, tag: int = 0) -> Pending:
         self.tally.wire_bytes += buffer.numel()
-        return self._timed(self._inner.send(buffer, dst))
+        return self._timed(self._inner.send(buffer, dst, tag))
 
-    def recv(self, buffer: Tensor, src: int) -> Pending:
-        return self._timed(self._inner.recv(buffer, src))
+    def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Pending:
+        return self._timed(self._inner.recv(buffer, src, tag))
 
     def _timed(self, pending: Pending) -> Pending:
         return _TimedPending(pending, self.tally)
