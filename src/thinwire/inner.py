@@ -87,7 +87,7 @@ def agree(store: Store, rank: int, size: int, mine: str, timeout: timedelta) -> 
 
     Raises PeerError if some do not come within ``timeout``.
     """
-    every = _gathered(store, "agree", rank, size, mine, timeout)
+    every = gathered(store, "agree", rank, size, mine, timeout)
     if any(other != mine for other in every):
         lines = "\n".join(f"  rank {r}: {text}" for r, text in enumerate(every))
         raise MismatchError(f"the ranks of a group disagree; give all the same policy and version:\n{lines}")
@@ -98,10 +98,11 @@ def meet(store: Store, rank: int, size: int, timeout: timedelta) -> None:
 
     Raises PeerError as :func:`agree`.
     """
-    _gathered(store, "meet", rank, size, "", timeout)
+    gathered(store, "meet", rank, size, "", timeout)
 
 
-def _gathered(store: Store, key: str, rank: int, size: int, mine: str, timeout: timedelta) -> list[str]:
+def gathered(store: Store, key: str, rank: int, size: int, mine: str, timeout: timedelta) -> list[str]:
+    """Every rank's text, in rank order. Raises PeerError as :func:`agree`. key: of the store, used for nothing else."""
     store.set(f"{key}/{rank}", mine)
     keys = [f"{key}/{r}" for r in range(size)]
     end = time.monotonic() + timeout.total_seconds()

@@ -271,19 +271,24 @@ def _check_size(size: int, bound: int, peer: int) -> None:
         raise WireError(f"rank {peer} announces a frame of {size} bytes, at most {bound} are possible")
 
 
-def _sizes_of_some(
-    leaving: Sequence[Leaving], coming: Sequence[Coming], pairwise: Pairwise
-) -> list[int]:
-    mine = [
-        torch.tensor([_sealed(size) for size in m.sizes], dtype=torch.int64, device=pairwise.device)
-        for m in leaving
-    ]
-    theirs = [torch.empty(len(m.bounds), dtype=torch.int64, device=pairwise.device) for m in coming]
+def _sizes_of_some(leaving: Sequence[Leaving], coming: Sequence[Coming], pairwise: Pairwise) -> list[int]:
+    """The sizes of all frames of ``coming``; of each pair in one message."""
+    told: dict[int, list[int]] = {}
+    for message in leaving:
+        told.setdefault(message.peer, []).extend(map(_sealed, message.sizes))
+    counts: dict[int, int] = {}
+    for expected in coming:
+        counts[expected.peer] = counts.get(expected.peer, 0) + len(expected.bounds)
+    mine = {
+        peer: torch.tensor(sizes, dtype=torch.int64, device=pairwise.device) for peer, sizes in told.items()
+    }
+    theirs = {peer: torch.empty(n, dtype=torch.int64, device=pairwise.device) for peer, n in counts.items()}
     pairwise.start(
-        [(m.peer, sizes.view(torch.uint8)) for m, sizes in zip(leaving, mine, strict=True)],
-        [(m.peer, sizes.view(torch.uint8)) for m, sizes in zip(coming, theirs, strict=True)],
+        [(peer, sizes.view(torch.uint8)) for peer, sizes in mine.items()],
+        [(peer, sizes.view(torch.uint8)) for peer, sizes in theirs.items()],
     ).wait()
-    return [_unsealed(n, m.peer) for m, sizes in zip(coming, theirs, strict=True) for n in sizes.tolist()]
+    left = {peer: iter(sizes.tolist()) for peer, sizes in theirs.items()}
+    return [_unsealed(next(left[m.peer]), m.peer) for m in coming for _ in m.bounds]
 
 
 def _exchange_sizes(outgoing: Outgoing, transport: Metered) -> list[int]:

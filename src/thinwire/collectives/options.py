@@ -43,8 +43,8 @@ class CallOptions:
         """The topology of a group of ``size`` ranks. Raises UnsupportedError if there is none, or one of another size."""
         if self.topology is None:
             raise UnsupportedError(
-                'algorithm = "hierarchical" needs to know which ranks share a host: give CallOptions(topology=...); a thinwire '
-                "group finds it out"
+                'algorithm = "hierarchical" needs to know which ranks share a host: give CallOptions(topology=...); a '
+                "thinwire group finds it out"
             )
         if self.topology.size != size:
             raise UnsupportedError(f"a topology of {self.topology.size} ranks in a group of {size}")

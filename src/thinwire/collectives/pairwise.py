@@ -1,7 +1,7 @@
 """Messages between some pairs of a group's ranks: for collectives in which most pairs have nothing to tell each other.
 
-All ranks call it in the same order; both ends of a pair know how many messages it has and how long they are. Over a transport
-without tags that are told apart (NCCL's, for tensors of a device) it is one all-to-all with nothing for the others.
+All ranks call it in the same order; both ends of a pair know how many messages it has and how long they are. Over a
+transport without tags (NCCL's, for tensors of a device) it is one all-to-all with nothing for the others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Pairwise:
             )
             return [pending for _, pending in incoming] + outgoing
 
-        used = sorted({(peer - me) % size for peer, _ in arriving} | {(me - peer) % size for peer, _ in leaving})
+        used = sorted(
+            {(peer - me) % size for peer, _ in arriving} | {(me - peer) % size for peer, _ in leaving}
+        )
         pending = self._rounds.add(partial(start, distance) for distance in used)
         return _InRounds(pending, {(me + distance) % size: n for n, distance in enumerate(used, 1)})
 
@@ -100,7 +102,9 @@ def _all_to_all(
     nothing = torch.empty(0, dtype=torch.uint8, device=device)
     out = torch.empty(sum(sizes[0]), dtype=torch.uint8, device=device)
     inp = torch.cat([nothing, *(buffer for buffers in ins for buffer in buffers)])
-    return _Scattered(transport.all_to_all(out, inp, *sizes), out, inp, [b for buffers in outs for b in buffers])
+    return _Scattered(
+        transport.all_to_all(out, inp, *sizes), out, inp, [b for buffers in outs for b in buffers]
+    )
 
 
 class _Scattered:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..codecs.base import Codec
 from . import frames
+from .choice import resolve
 from .frames import Chunks, Exchanged
-from .hierarchical import hierarchical_reduce_scatter, level_codec
+from .hierarchical import hierarchical_reduce_scatter
 from .options import CallOptions, derive_seed
 from .ring import ring_reduce_scatter
 from .transport import Metered
@@ -35,13 +36,11 @@ def reduce_scatter(
     residual: fp32, numel of x; added to x before encoding and replaced by what encoding lost. The rank's
     own chunk loses nothing. x is not changed. A ring has no residual.
     """
+    codec, options = resolve("reduce_scatter", codec, x.numel(), x.dtype, transport, options)
     if options.algorithm == "ring":
         return ring_reduce_scatter(x, codec, transport, chunks, options)
     if options.algorithm == "hierarchical":
-        topology = options.places(transport.size)
-        if topology.layered:
-            return hierarchical_reduce_scatter(x, codec, transport, chunks, options, residual=residual)
-        codec = level_codec(topology.outermost, topology, codec, options, transport)
+        return hierarchical_reduce_scatter(x, codec, transport, chunks, options, residual=residual)
     me, codec = transport.rank, transport.watch.codec(codec)
     # compensate: from here on the residual holds x + residual, and encoding leaves in it what was lost.
     values = x if residual is None else residual.add_(x)

@@ -2,8 +2,9 @@
 
 A *unit* of a level is what lies below it: the whole group for the outermost one, a host for the innermost one; its
 *children* are the units of the next level, in the end ranks. In a unit each rank d of the group has a *steward*: d itself
-where the unit holds it, else a rank of the unit, chosen by d's position in its own units, so that the work is spread whatever
-the number of ranks of each. What is sent to d climbs from steward to steward: over each link between units it goes once.
+where the unit holds it, else a rank of the unit, chosen by d's position in its own units, so that the work is spread
+whatever the number of ranks of each. What is sent to d climbs from steward to steward: over each link between units it
+goes once.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Topology:
 
     def __post_init__(self) -> None:
         if not self.places or len(set(self.levels)) != len(self.levels) or len(self.levels) < 2:
-            raise LayoutError(f"levels {self.levels} of {len(self.places)} ranks: two names or more, no two alike")
+            raise LayoutError(
+                f"levels {self.levels} of {len(self.places)} ranks: two names or more, no two alike"
+            )
         above: dict[tuple[int, str], tuple[int, tuple[str, ...]]] = {}
         for rank, place in enumerate(self.places):
             if len(place) != len(self.levels) - 1:

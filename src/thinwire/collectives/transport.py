@@ -188,7 +188,7 @@ class Metered:
         *,
         checksum: bool = False,
     ) -> None:
-        self._inner = inner
+        self.inner = inner
         self.tally = tally
         self.checksum = checksum
         self.rank = inner.rank
@@ -206,24 +206,24 @@ class Metered:
         in_rounds: bool = False,
     ) -> Exchange:
         self.tally.wire_bytes += sum(in_splits) - in_splits[self.rank]
-        exchange = self._inner.all_to_all(out, inp, out_splits, in_splits, in_rounds=in_rounds)
+        exchange = self.inner.all_to_all(out, inp, out_splits, in_splits, in_rounds=in_rounds)
         return _TimedExchange(exchange, self.tally)
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         self.tally.wire_bytes += inp.numel() * (self.size - 1)
-        return self._timed(self._inner.all_gather(out, inp))
+        return self._timed(self.inner.all_gather(out, inp))
 
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         # A tree: every rank but the root receives the buffer once; who sends it is the transport's choice.
         self.tally.wire_bytes += buffer.numel() * (self.size - 1) // self.size
-        return self._timed(self._inner.broadcast(buffer, src))
+        return self._timed(self.inner.broadcast(buffer, src))
 
     def send(self, buffer: Tensor, dst: int, tag: int = 0) -> Pending:
         self.tally.wire_bytes += buffer.numel()
-        return self._timed(self._inner.send(buffer, dst, tag))
+        return self._timed(self.inner.send(buffer, dst, tag))
 
     def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Pending:
-        return self._timed(self._inner.recv(buffer, src, tag))
+        return self._timed(self.inner.recv(buffer, src, tag))
 
     def _timed(self, pending: Pending) -> Pending:
         return _TimedPending(pending, self.tally)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from ..codecs import Codec, Compressor
 from ..collectives.endpoint import COLLECTIVES, Endpoint
 from ..collectives.options import CallOptions, derive_seed
+from ..collectives.topology import Topology
 from ..collectives.traffic import PASS_THROUGH, Message, Tally, Traffic, gloo_nbytes, raw_nbytes
 from ..collectives.transport import Metered, TorchTransport
 from ..errors import MismatchError, PeerError, PolicyError, nearest
@@ -29,6 +30,7 @@ from ..inner import Counted, agree, disconnect, inner_devices, make_inner_group,
 from ..policy import AXES, NONE, ROLES, AxisPolicy
 from ..presets import load
 from ..wire import VERSION
+from .hosts import find_topology
 from .options import GroupOptions
 from .roll_call import RollCall
 from .statistics import LIVE
@@ -60,6 +62,11 @@ class GroupBase(dist.ProcessGroup):
         if options.axis is not None:
             self._check_policy()
         agree(store, rank, size, f"wire format {VERSION}, {options.text()}, policy {self.policy}", timeout)
+        self.topology: Topology | None = None
+        by_level = {axis: p for axis, p in self.policy.axes.items() if p.by_level}
+        if by_level:
+            self.topology = find_topology(store, rank, size, options, timeout)
+            self._check_levels(by_level, self.topology)
         self._roll_call = RollCall(store, rank, size)
         devices = inner_devices(options.backend)
         self._inner = self.make_inner(PrefixStore("pass", store), timeout)
@@ -179,6 +186,13 @@ class GroupBase(dist.ProcessGroup):
                     "group does not see; give GroupOptions.op_roles, or put the codec on the op"
                 )
 
+    def _check_levels(self, axes: Mapping[str, AxisPolicy], topology: Topology) -> None:
+        for axis, policy in axes.items():
+            try:
+                policy.check_levels(topology)
+            except PolicyError as e:
+                raise PolicyError(f"policy {self.policy.name}, axis {axis}: {e}") from None
+
     @contextmanager
     def role(self, role: str) -> Iterator[None]:
         """Inside, the messages of this thread are of this role. For integrations, which know what they send."""
@@ -247,7 +261,7 @@ class GroupBase(dist.ProcessGroup):
                 "message has none; send it through thinwire.integrate.tensor or thinwire.integrate.pipeline, or inside "
                 "ThinwireGroup.role(...)"
             )
-        codec = policy.codec(op, role, dtype, judged) if self._endpoint is not None else NONE
+        codec = policy.codec(op, role, dtype, judged, self.topology) if self._endpoint is not None else NONE
         name = PASS_THROUGH if codec == NONE else str(codec)
         return codec, policy, Message(axis, op, role, name, str(dtype).removeprefix("torch."), nbytes)
 
@@ -267,10 +281,20 @@ class GroupBase(dist.ProcessGroup):
         if self._endpoint is not None:
             self._endpoint.load_states(states)
 
-    def call_options(self, policy: AxisPolicy, *, mean: bool = False) -> CallOptions:
-        """Options of the next call; its seed is different for each call and the same on all ranks."""
-        seed = self._next_seed(0)
-        return CallOptions(mean=mean, seed=seed, algorithm=policy.algorithm)
+    def call_options(
+        self, policy: AxisPolicy, message: Message, *, mean: bool = False, seed: int | None = None
+    ) -> CallOptions:
+        """Options of the next call, whose message and policy were looked up.
+
+        seed: the same on all ranks; None: one of the group's own, different for each call.
+        """
+        return CallOptions(
+            mean=mean,
+            seed=self._next_seed(0) if seed is None else seed,
+            algorithm=policy.algorithm,
+            topology=self.topology,
+            levels=policy.level_codecs(message.op, getattr(torch, message.dtype)) if policy.levels else (),
+        )
 
     def shutdown(self) -> None:
         """Finish queued calls, end the worker threads and close the inner groups."""

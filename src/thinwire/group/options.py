@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from ..collectives.topology import Topology
 from ..policy import Policy
 
 
@@ -22,6 +23,10 @@ class GroupOptions:
     names roles is accepted; a message without one is then an error where the policy needs it. inline: run compressed
     collectives in the caller's thread, for axes whose callers wait at once (tensor parallelism); saves two
     changes of thread a call, overlaps nothing. backend: the inner group's: gloo, nccl, or ``cpu:gloo,cuda:nccl``.
+    hosts: which ranks share a host, where a policy asks for it (algorithm ``hierarchical`` or ``auto``): a TOML file
+    (:func:`~thinwire.collectives.topology.from_toml`), compared with what the ranks find themselves, or a Topology of the
+    default group's ranks, taken as it is; None: what the ranks find. host: what this rank finds, where it finds wrong; the
+    one option that ranks need not have alike.
     checksum: frames carry a CRC-32 of their payload, too, for links that are not trusted. compare_calls: the ranks
     compare every compressed collective before it starts, not only the first of a kind: one small all-gather more a
     call, by which ranks that call in another order are told so (without, gloo may end a process).
@@ -36,6 +41,8 @@ class GroupOptions:
     roles_by_caller: bool = False
     inline: bool = False
     backend: str = "gloo"
+    hosts: str | Topology | None = None
+    host: str | None = None
     checksum: bool = False
     compare_calls: bool = False
     seed: int = 0

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import collectives as c
 from ..codecs import Compressor, LowRank
-from ..collectives.options import CallOptions, derive_seed
+from ..collectives.options import derive_seed
 from ..collectives.transport import Metered
 from ..errors import CheckpointError, UnsupportedError
 from ..feedback import Feedback, Span, StepState
@@ -188,7 +188,7 @@ class DdpCompression:
             return passed
         kept = self._kept(index, bucket, compressor, policy)
         seed = derive_seed(self.group.options.seed, _REDUCE, int(self._steps), index)
-        options = CallOptions(mean=True, seed=seed, algorithm=policy.algorithm)
+        options = self.group.call_options(policy, message, mean=True, seed=seed)
         scale = self._scale() if self._scale is not None else 1.0
         widen = scale != 1.0 or isinstance(compressor, LowRank)
 

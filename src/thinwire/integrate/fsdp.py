@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from .. import collectives as c
 from ..codecs import Codec, Compressor
 from ..collectives.frames import equal_parts
-from ..collectives.options import CallOptions, derive_seed
+from ..collectives.options import derive_seed
 from ..collectives.transport import Metered
 from ..errors import UnsupportedError
 from ..feedback import take_back
@@ -118,7 +118,7 @@ class FsdpCompression:
                 )
                 return work
         seed = derive_seed(unit.group.options.seed, _GATHER, int(self._steps), unit.index)
-        outs, options = equal_parts(output, group.size()), CallOptions(seed=seed, algorithm=policy.algorithm)
+        outs, options = equal_parts(output, group.size()), unit.group.call_options(policy, message, seed=seed)
 
         def call(transport: Metered) -> None:
             c.all_gather(shard, outs, codec, transport, options)
@@ -145,7 +145,7 @@ class FsdpCompression:
             return
         mean, scale = _is_mean(unit, op), self._step_scale
         seed = derive_seed(unit.group.options.seed, _REDUCE, int(self._steps), self._reductions)
-        options = CallOptions(mean=mean, seed=seed, algorithm=policy.algorithm)
+        options = unit.group.call_options(policy, message, mean=mean, seed=seed)
         members: tuple[Member, ...] = ()
         if _has_residual(compressor, policy):
             members = _members(unit, gradients.numel(), unit.group.size())
@@ -179,7 +179,7 @@ class FsdpCompression:
             with group.role("gradient"):
                 return group.allreduce([output], op)
         seed = derive_seed(group.options.seed, _REPLICATE, int(self._steps), self._reductions)
-        options = CallOptions(mean=_is_mean(unit, op), seed=seed, algorithm=policy.algorithm)
+        options = group.call_options(policy, message, mean=_is_mean(unit, op), seed=seed)
         if not _has_residual(compressor, policy):
             return group.submit(
                 message, lambda transport: c.all_reduce(output, compressor, transport, options), [output]

@@ -225,7 +225,7 @@ class GradientSync:
                 if policy.difference:
                     shard = shard - self._parameter_shard(bucket)
                 values = self._gather_buffer(bucket, dtype)
-                outs, options = equal_parts(values, self._size), group.call_options(policy)
+                outs, options = equal_parts(values, self._size), group.call_options(policy, message)
 
                 def call(transport: Metered) -> None:
                     c.all_gather(shard, outs, codec, transport, options)
@@ -346,7 +346,7 @@ class GradientSync:
                 if self._scale != 1.0:
                     bucket.flat.div_(self._scale)  # residuals are unscaled
                     bucket.unscaled = True
-                call = self._reduction(bucket, codec, self.group.call_options(policy))
+                call = self._reduction(bucket, codec, self.group.call_options(policy, message))
                 bucket.work = self.group.submit(message, call, bucket.grad)
                 return
         if self.sharded:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ..collectives.topology import Topology as Places
 from ..errors import LayoutError, NetworkError
 from ..group import BACKEND, GroupOptions
 from ..launch import Place, run_ranks
@@ -51,7 +52,11 @@ class Cluster:
         """What ranks need to make groups whose messages go over this cluster's links."""
         if self.paced_folder is None:
             return Wiring()
-        return Wiring(paced_group.BACKEND, PacedOptions(topology=self.topology, folder=self.paced_folder))
+        hosts = Places.of_hosts([str(host) for host in self.topology.host_of_rank])
+        return Wiring(
+            paced_group.BACKEND,
+            PacedOptions(topology=self.topology, folder=self.paced_folder, hosts=hosts),
+        )
 
     def link(self) -> dict[str, Any]:
         """The link as ``result.json`` holds it."""

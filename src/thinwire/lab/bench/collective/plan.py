@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ....codecs import Codec
+from ....collectives.options import Algorithm
 from ....errors import UnsupportedError
 from ....policy import NONE, OPS, AxisPolicy, ByDtype, Policy
 from ....presets import load
@@ -41,10 +42,15 @@ def of_policy(spec: str | Policy) -> Contender:
     return Contender(policy.name, policy.name, policy)
 
 
-def of_codec(codec: Codec, name: str) -> Contender:
+def of_codec(codec: Codec, name: str, algorithm: Algorithm = "two_shot") -> Contender:
     """A thinwire group that sends all messages through one codec, small ones too."""
     choice = dict.fromkeys(OPS, ByDtype.of(codec))
-    everything = AxisPolicy(codecs={} if codec == NONE else choice, min_nbytes=0, allow_without_feedback=True)
+    everything = AxisPolicy(
+        codecs={} if codec == NONE else choice,
+        min_nbytes=0,
+        algorithm=algorithm,
+        allow_without_feedback=True,
+    )
     # Over a data-parallel group gathers are of the axis zero.
     return Contender(name, name, Policy(name, {"dp": everything, "zero": everything}))
 
@@ -93,9 +99,18 @@ class Plan:
 
 
 def contenders(
-    codecs: Sequence[tuple[str, Codec]], policies: Sequence[str], dtype: str, control: bool = False
+    codecs: Sequence[tuple[str, Codec]],
+    policies: Sequence[str],
+    dtype: str,
+    control: bool = False,
+    algorithms: Sequence[Algorithm] = ("two_shot",),
 ) -> tuple[Contender, ...]:
-    """The baselines, then codecs and policies. A cast saves bytes of fp32 only."""
+    """The baselines, then codecs (with each algorithm) and policies. A cast saves bytes of fp32 only."""
     baselines = [PLAIN, *([CONTROL] if control else []), *([PLAIN_BF16] if dtype == "fp32" else [])]
-    ours = [of_codec(codec, name) for name, codec in codecs if codec != NONE]
+    ours = [
+        of_codec(codec, name if algorithm == "two_shot" else f"{name} {algorithm}", algorithm)
+        for name, codec in codecs
+        if codec != NONE
+        for algorithm in algorithms
+    ]
     return (*baselines, of_codec(NONE, "none"), *ours, *map(of_policy, policies))

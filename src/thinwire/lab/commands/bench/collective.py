@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import get_args
 
 import click
 from rich.console import Console
 
 from ....codecs import parse
+from ....collectives.options import Algorithm
 from ....errors import LayoutError, MismatchError
 from ...bench.collective import OPS, Plan, contenders, describe, run
 from ...bench.record import command_line, environment, write_json
@@ -48,6 +50,15 @@ _CODECS = ("none", "bf16", "int8", "int4", "exponent", "zfp:rate=8")
     metavar="NAME",
     help="A preset or TOML file, for a data-parallel group; may be repeated.",
 )
+@click.option(
+    "--algorithm",
+    "algorithms",
+    type=click.Choice(get_args(Algorithm)),
+    multiple=True,
+    default=("two_shot",),
+    show_default=True,
+    help="Of each codec, may be repeated; an op without a form of it runs two_shot.",
+)
 @click.option("--size", "sizes", type=size, multiple=True, help="Size of the message, may be repeated.")
 @click.option(
     "--min", "least", type=size, default="1KiB", show_default=True, help="Without --size: the smallest, ..."
@@ -56,7 +67,8 @@ _CODECS = ("none", "bf16", "int8", "int4", "exponent", "zfp:rate=8")
     "--max", "most", type=size, default="64MiB", show_default=True, help="... times 4, up to this one."
 )
 @click.option("--dtype", type=click.Choice(sorted(DTYPES)), default="fp32", show_default=True)
-@click.option("--ranks", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--ranks", type=click.IntRange(1), help="Default: 4, or --hosts times --ranks-per-host.")
+@click.option("--ranks-per-host", type=click.IntRange(1), help="Instead of --ranks.")
 @click.option(
     "--hosts",
     type=click.IntRange(1),
@@ -89,11 +101,13 @@ def collective(
     ops: tuple[str, ...],
     codecs: tuple[str, ...],
     policies: tuple[str, ...],
+    algorithms: tuple[Algorithm, ...],
     sizes: tuple[int, ...],
     least: int,
     most: int,
     dtype: str,
-    ranks: int,
+    ranks: int | None,
+    ranks_per_host: int | None,
     hosts: int,
     rate: str,
     warmup: int,
@@ -114,8 +128,11 @@ def collective(
         raise LayoutError(
             f"--hosts {hosts} --rate {rate}: two hosts or more need a rate, and one host has no link; give both or neither"
         )
+    if ranks is not None and ranks_per_host is not None:
+        raise LayoutError(f"--ranks {ranks} --ranks-per-host {ranks_per_host}: give one of them")
+    ranks = ranks or (4 if ranks_per_host is None else hosts * ranks_per_host)
     chosen = codecs or (() if policies else _CODECS)
-    named = contenders([(spec, parse(spec)) for spec in chosen], policies, dtype, control)
+    named = contenders([(spec, parse(spec)) for spec in chosen], policies, dtype, control, algorithms)
     plan = Plan(named, ops, sizes or _powers(least, most), ranks, dtype, warmup, repeats, calls, check)
     console = Console(stderr=True)
     load = os.getloadavg()[0]
