@@ -25,11 +25,10 @@ from .transport import Metered
 
 @dataclass(frozen=True)
 class Crossover:
-    """Bytes up to which recursive doubling is faster, by number of ranks. where: the place of measurement, in words."""
+    """Bytes up to which recursive doubling is faster, by number of ranks."""
 
     flat: Mapping[int, int] = field(default_factory=dict)
     layered: Mapping[int, int] = field(default_factory=dict)
-    where: str = ""
 
     def algorithm(self, op: str, nbytes: int, size: int, topology: Topology | None) -> Algorithm:
         """That of a call. nbytes: upper bound of the message's frame, the same on all ranks."""
@@ -44,9 +43,12 @@ class Crossover:
 @lru_cache
 def measured() -> Crossover:
     """The table that comes with the package."""
-    table = tomllib.loads((resources.files(__package__) / "crossover.toml").read_text())
-    flat, layered = ({int(n): int(b) for n, b in table[kind].items()} for kind in ("flat", "layered"))
-    return Crossover(flat, layered, str(table["measured"]["where"]))
+    entries = tomllib.loads((resources.files(__package__) / "crossover.toml").read_text())["crossover"]
+    flat, layered = (
+        {entry["ranks"]: entry["nbytes"] for entry in entries if entry["kind"] == kind}
+        for kind in ("flat", "layered")
+    )
+    return Crossover(flat, layered)
 
 
 def resolve(

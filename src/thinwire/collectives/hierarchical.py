@@ -15,7 +15,8 @@ values, further out of a sum that it is the steward of. For each d a rank encode
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -23,8 +24,9 @@ import torch
 from torch import Tensor
 
 from ..codecs.base import Codec
-from . import frames
+from . import frames, host_memory
 from .frames import Chunks, Coming, Leaving
+from .host_memory import HostMemory
 from .monitor import EXACT
 from .options import CallOptions, derive_seed
 from .pairwise import Pairwise
@@ -62,6 +64,13 @@ def hierarchical_reduce_scatter(
     total = torch.zeros(stop - start, dtype=torch.float32, device=x.device)
     pairwise = Pairwise(transport, x.device)
     granule = max((codec.granule for _, codec in steps), default=1)
+    memory = regions = None
+    inside, exact = steps[0][0].level == topology.levels[-1], steps[0][1] == EXACT
+    flushes = residual is not None and transport.watch.exact  # what a lossy codec has left there
+    if x.device.type == "cpu" and inside and exact and not flushes:
+        mates = [r for r in range(transport.size) if topology.places[r] == topology.places[me] and r != me]
+        memory = host_memory.of(transport.inner, mates)
+        regions = memory.open(x, me, pairwise) if mates else None
 
     def segments() -> Iterator[Iterator[None]]:
         lengths = [chunks.bounds(d)[1] - chunks.bounds(d)[0] for d in range(chunks.size)]
@@ -69,81 +78,122 @@ def hierarchical_reduce_scatter(
             where = [slice(chunks.bounds(d)[0] + a, chunks.bounds(d)[0] + b) for d, (a, b) in enumerate(cuts)]
             parts = [x[w] for w in where]
             lost = None if residual is None else [residual[w] for w in where]
-            yield _climb(parts, lost, total[slice(*cuts[me])], steps, pairwise, transport, options, index)
+            into = total[slice(*cuts[me])]
+            call = _Call(steps, pairwise, transport, options, index)
+            if memory is None or regions is None:
+                yield call.climb(dict(enumerate(parts)), x.dtype, list(map(len, parts)), lost, into)
+            else:
+                shared = [{rank: region[w] for rank, region in regions.items()} for w in where]
+                yield call.climb_in_memory(parts, shared, memory, lost, into)
 
     _overlapped(segments())
+    if memory is not None and regions is not None:
+        memory.tell(pairwise).wait()  # before somebody writes again
     return total.div_(chunks.size) if options.mean else total
 
 
-def _climb(
-    parts: Sequence[Tensor],
-    residuals: Sequence[Tensor] | None,
-    total: Tensor,
-    steps: Sequence[tuple[Step, Codec]],
-    pairwise: Pairwise,
-    transport: Metered,
-    options: CallOptions,
-    index: int,
-) -> Iterator[None]:
-    """One segment of every chunk; parts[d]: what this rank has for rank d. Yields where it waits for peers.
+@dataclass(frozen=True)
+class _Call:
+    """One segment of every chunk on its way up. steps: with their codecs, innermost first."""
 
-    total becomes the sum of all ranks' parts for this one.
-    """
-    me, dtype = transport.rank, parts[0].dtype
-    numels = [part.numel() for part in parts]
-    held = dict(enumerate(parts))
-    for step, codec in steps:
-        gives = [(to, d) for to, d in step.gives if numels[d]]
-        takes = [(d, sources) for d, sources in step.takes if numels[d]]
-        values = [held[d] for _, d in gives]
-        # compensate: from here on a residual holds value + residual, and encoding leaves in it what was lost.
-        lost: Sequence[Tensor | None] = [None] * len(values)
-        if residuals is not None and (not codec.lossless or transport.watch.exact):
-            lost = values = [residuals[d].add_(held[d]) for _, d in gives]
-            dtype = torch.float32
-        # encode
-        outgoing = frames.encode_each(
-            codec,
-            values,
-            transport,
-            to=[to for to, _ in gives],
-            seeds=[derive_seed(options.seed, me, d, index) for _, d in gives],
-            residuals=lost,
-            device=total.device,
-            padded=options.padded,
-            measured=index == 0,
-        )
-        # send
-        nbytes = [frames.max_nbytes(codec, numel, dtype, transport) for numel in numels]
-        wanted = sorted((source, d) for d, sources in takes for source in sources if source != me)
-        incoming = frames.exchange_some(
-            _messages([to for to, _ in gives], outgoing.buffer, outgoing.sizes),
-            [
-                Coming(peer, [nbytes[d] for _, d in frames_of])
-                for peer, frames_of in groupby(wanted, itemgetter(0))
-            ],
-            pairwise,
-            announced=frames.announces(codec, transport, padded=options.padded),
-            in_rounds=max(nbytes) >= options.rounds_nbytes,
-        )
+    steps: Sequence[tuple[Step, Codec]]
+    pairwise: Pairwise
+    transport: Metered
+    options: CallOptions
+    index: int
+
+    def climb_in_memory(
+        self,
+        parts: Sequence[Tensor],
+        shared: Sequence[Mapping[int, Tensor]],
+        memory: HostMemory,
+        residuals: Sequence[Tensor] | None,
+        total: Tensor,
+    ) -> Iterator[None]:
+        """As ``climb``; inside of the host through memory: shared[d]: each mate's part for d, and room for this rank's."""
+        (step, _), me = self.steps[0], self.transport.rank
+        with self.transport.tally.encoding():
+            for _, d in step.gives:
+                shared[d][me].copy_(parts[d])
+        told = memory.tell(self.pairwise)
         yield
-        # decode-add
-        received = dict(zip(wanted, incoming.wait(), strict=True))
-        below, held = held, {}
-        with transport.tally.decoding():
-            for d, sources in takes:
-                into = held[d] = torch.zeros(numels[d], dtype=torch.float32, device=total.device)
+        told.wait()
+        held: dict[int, Tensor] = {}
+        with self.transport.tally.decoding():
+            for d, sources in step.takes:
+                into = held[d] = torch.zeros(parts[d].numel(), dtype=torch.float32)
                 for source in sources:
-                    if source == me:
-                        into += below[d]
-                    else:
-                        frames.decode_add(codec, received[source, d], into, dtype, transport, source, me)
-        dtype = torch.float32
-    if numels[me]:
-        total += held[me]
-        if residuals is not None:
-            total += residuals[me]
-            residuals[me].zero_()
+                    into += parts[d] if source == me else shared[d][source]
+        above = replace(self, steps=self.steps[1:])
+        yield from above.climb(held, torch.float32, list(map(len, parts)), residuals, total)
+
+    def climb(
+        self,
+        held: dict[int, Tensor],
+        dtype: torch.dtype,
+        numels: Sequence[int],
+        residuals: Sequence[Tensor] | None,
+        total: Tensor,
+    ) -> Iterator[None]:
+        """Yields where it waits for peers. held[d]: what this rank has for rank d, numels[d] values.
+
+        total becomes the sum of what all ranks have for this one.
+        """
+        me = self.transport.rank
+        for step, codec in self.steps:
+            gives = [(to, d) for to, d in step.gives if numels[d]]
+            takes = [(d, sources) for d, sources in step.takes if numels[d]]
+            values = [held[d] for _, d in gives]
+            # compensate: from here on a residual holds value + residual, and encoding leaves in it what was lost.
+            lost: Sequence[Tensor | None] = [None] * len(values)
+            if residuals is not None and (not codec.lossless or self.transport.watch.exact):
+                lost = values = [residuals[d].add_(held[d]) for _, d in gives]
+                dtype = torch.float32
+            # encode
+            outgoing = frames.encode_each(
+                codec,
+                values,
+                self.transport,
+                to=[to for to, _ in gives],
+                seeds=[derive_seed(self.options.seed, me, d, self.index) for _, d in gives],
+                residuals=lost,
+                device=total.device,
+                padded=self.options.padded,
+                measured=self.index == 0,
+            )
+            # send
+            nbytes = [frames.max_nbytes(codec, numel, dtype, self.transport) for numel in numels]
+            wanted = sorted((source, d) for d, sources in takes for source in sources if source != me)
+            incoming = frames.exchange_some(
+                _messages([to for to, _ in gives], outgoing.buffer, outgoing.sizes),
+                [
+                    Coming(peer, [nbytes[d] for _, d in frames_of])
+                    for peer, frames_of in groupby(wanted, itemgetter(0))
+                ],
+                self.pairwise,
+                announced=frames.announces(codec, self.transport, padded=self.options.padded),
+                in_rounds=max(nbytes) >= self.options.rounds_nbytes,
+            )
+            yield
+            # decode-add
+            received = dict(zip(wanted, incoming.wait(), strict=True))
+            below, held = held, {}
+            with self.transport.tally.decoding():
+                for d, sources in takes:
+                    into = held[d] = torch.zeros(numels[d], dtype=torch.float32, device=total.device)
+                    for source in sources:
+                        if source == me:
+                            into += below[d]
+                        else:
+                            frames.decode_add(
+                                codec, received[source, d], into, dtype, self.transport, source, me
+                            )
+            dtype = torch.float32
+        if numels[me]:
+            total += held[me]
+            if residuals is not None:
+                total += residuals[me]
+                residuals[me].zero_()
 
 
 def hierarchical_all_gather(

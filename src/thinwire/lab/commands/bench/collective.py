@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 from rich.console import Console
@@ -14,6 +14,7 @@ from ....codecs import parse
 from ....collectives.options import Algorithm
 from ....errors import LayoutError, MismatchError
 from ...bench.collective import OPS, Plan, contenders, describe, run
+from ...bench.collective.crossover import DOUBLING, limit, write
 from ...bench.record import command_line, environment, write_json
 from ...cluster import cluster
 from ...dtypes import DTYPES
@@ -95,6 +96,13 @@ _CODECS = ("none", "bf16", "int8", "int4", "exponent", "zfp:rate=8")
     "--check", is_flag=True, help="All ranks end with the same bits, repeats give the same bits: or error."
 )
 @click.option(
+    "--crossover",
+    "table_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Measure all_reduce with every algorithm by size, and put into this TOML file up to which size recursive doubling "
+    "is the fastest: what algorithm = auto goes by. One --codec, sizes from --min to --max.",
+)
+@click.option(
     "--out", type=click.Path(path_type=Path), help="Folder for result.json and a figure for each op."
 )
 def collective(
@@ -115,6 +123,7 @@ def collective(
     calls: int,
     control: bool,
     check: bool,
+    table_path: Path | None,
     out: Path | None,
 ) -> None:
     """Time, bandwidth, wire bytes and error of collectives, by message size, for several codecs in turns.
@@ -131,6 +140,10 @@ def collective(
     if ranks is not None and ranks_per_host is not None:
         raise LayoutError(f"--ranks {ranks} --ranks-per-host {ranks_per_host}: give one of them")
     ranks = ranks or (4 if ranks_per_host is None else hosts * ranks_per_host)
+    layered = 1 < hosts < ranks
+    if table_path is not None:
+        codecs, ops = (codecs or ("int8",))[:1], ("all_reduce",)
+        algorithms = ("two_shot", DOUBLING, *(("hierarchical",) if layered else ()))
     chosen = codecs or (() if policies else _CODECS)
     named = contenders([(spec, parse(spec)) for spec in chosen], policies, dtype, control, algorithms)
     plan = Plan(named, ops, sizes or _powers(least, most), ranks, dtype, warmup, repeats, calls, check)
@@ -141,7 +154,7 @@ def collective(
         console.print(f"network: {places.emulation}. {places.note}")
         with steps_progress(console) as update:
             rows, broken = run(plan, places, update)
-        record = {
+        record: dict[str, Any] = {
             "environment": environment(),
             "command": command_line(),
             "load_average_before": load,
@@ -162,6 +175,18 @@ def collective(
         link = f"{hosts} hosts, {text.rate(parse_rate(rate))} links" if hosts > 1 else "loopback"
         paths = write_figures(rows, f"{ranks} ranks, {dtype}, {link}", out)
         click.echo(f"wrote {out}/result.json, {', '.join(path.name for path in paths)}")
+    if table_path is not None:
+        where = f"{record['environment']['cpu']}, {record['environment']['cores']} cores, {ranks} ranks, "
+        where += f"{hosts} hosts at {rate}" if hosts > 1 else "loopback"
+        nbytes = limit(rows, codecs[0], "hierarchical" if layered else "two_shot", dtype)
+        kind: dict[str, str | int] = {
+            "kind": "layered" if layered else "flat",
+            "ranks": ranks,
+            "nbytes": nbytes,
+        }
+        told = {"date": record["environment"]["date"], "where": where, "command": record["command"]}
+        write(table_path, kind | told)
+        click.echo(f"wrote {table_path}: recursive doubling up to {text.nbytes(nbytes)} encoded")
     if broken:
         raise MismatchError("--check: " + "; ".join(broken))
 
