@@ -36,7 +36,7 @@ from .traffic import PASS_THROUGH, Message
 _log = logging.getLogger("thinwire")
 Action = Literal["warn", "exact"]
 EXACT = NoneCodec()
-_STAGES = 2  # encodings of one call at most: an all-reduce has the sender's and the owner's
+_STAGES = 4  # encodings of one call at most: an all-reduce has the senders', one for each lossy level, and the owner's
 _ROW = struct.Struct(f"<{2 * _STAGES + 1}d")
 ROW_NBYTES = _ROW.size
 """Size of what a rank tells the others of a sampled call."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ... import collectives as c
 from ...codecs import Codec, LowRank, parse
+from ...collectives.frames import equal_parts
 from ...collectives.low_rank import Matrix
 from ...collectives.options import Algorithm, CallOptions
 from ...collectives.topology import Topology
@@ -161,11 +162,11 @@ def _case(
         if op == "reduce_scatter":
             return c.reduce_scatter(x, codec, t, c.Chunks(each * world, world, each), options), total[share]
         if op == "all_gather":
-            c.all_gather(x[:each], list(whole.split(each)), codec, t, options)
+            c.all_gather(x[:each], equal_parts(whole, world), codec, t, options)
             return whole, torch.cat([_input(r, numel)[:each] for r in range(world)])
         if op == "all_to_all":
             c.all_to_all(
-                list(x[: each * world].split(each)), list(whole.split(each)), codec, t, options, even=True
+                equal_parts(x[: each * world], world), equal_parts(whole, world), codec, t, options, even=True
             )
             return whole, torch.cat([_input(r, numel)[share] for r in range(world)])
         if op == "broadcast":
