@@ -189,6 +189,13 @@ class AxisPolicy:
                 )
             for op, choice in table.items():
                 outermost = self.levels.get(topology.levels[0], {}).get(op) or self.codecs.get(op)
+                if self.feedback and op in _GROUPS_OF_OPS["reduce"] and outermost is not None:
+                    for inner, outer in zip(choice.codecs(), outermost.codecs(), strict=True):
+                        if outer.lossless and not inner.lossless:
+                            raise PolicyError(
+                                f"level {level} has {inner} for {op}, level {topology.levels[0]} {outer}: there is no error "
+                                "feedback where only inner levels lose anything; use feedback = false, or another codec"
+                            )
                 if choice != ByDtype() and outermost in (None, ByDtype()):
                     raise PolicyError(
                         f"level {level} has {choice} for {op}, level {topology.levels[0]} none: name a codec for it, too "

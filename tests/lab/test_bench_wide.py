@@ -1,4 +1,4 @@
-"""Many ranks on one machine: all collectives with the codecs of the presets; a rank's costs grow no faster than the world."""
+"""Many ranks on one machine: all collectives, the codecs of the presets; a rank's costs grow no faster than the world."""
 
 from __future__ import annotations
 
