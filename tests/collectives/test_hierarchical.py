@@ -51,7 +51,7 @@ def totals(
 ) -> list[Tensor]:
     """The same arithmetic without a network: sums inside of hosts, in fp32, encoded once each, added in order of hosts."""
     groups, size = by_host(hosts), len(xs)
-    step = max(options.segment_numel // 4 // size // codec.granule, 1) * codec.granule
+    step = max(options.segment_numel // size // codec.granule, 1) * codec.granule
     found = []
     for d in range(size):
         where = slice(*chunks.bounds(d))
@@ -78,7 +78,7 @@ def layered(xs: Sequence[Tensor], codec: Codec, options: CallOptions, hosts: str
     """The result of all_reduce where there are several hosts with several ranks each."""
     chunks = Chunks.of(xs[0].numel(), len(xs), codec.granule)
     sums = [t.to(xs[0].dtype) for t in totals(xs, codec, options, hosts, chunks)]
-    return torch.cat(gathered(sums, codec, replace(options, segment_numel=options.segment_numel // 4)))
+    return torch.cat(gathered(sums, codec, options))
 
 
 def test_all_reduce_is_host_sums_in_order_for_every_topology_size_dtype_and_codec() -> None:

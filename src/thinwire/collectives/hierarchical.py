@@ -34,9 +34,6 @@ from .streams import EVERYONE
 from .topology import Step, Topology
 from .transport import Metered
 
-_FINER = 4
-"""Segments are that much shorter than those of a flat call: levels overlap between segments only."""
-
 
 def level_codec(
     level: str, topology: Topology, codec: Codec, options: CallOptions, transport: Metered
@@ -284,7 +281,7 @@ def _messages(peers: Sequence[int], buffer: Tensor, sizes: Sequence[int]) -> lis
 
 def _cuts(lengths: Sequence[int], granule: int, options: CallOptions) -> Iterator[list[tuple[int, int]]]:
     """For each segment, which values of each rank's it has: first and end."""
-    step = frames.segment_step(options.segment_numel // _FINER, len(lengths), granule)
+    step = frames.segment_step(options.segment_numel, len(lengths), granule)
     for start in range(0, max(*lengths, 1), step):
         yield [(min(start, length), min(start + step, length)) for length in lengths]
 
