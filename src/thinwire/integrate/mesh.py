@@ -13,8 +13,8 @@ from ..policy import AXES, Policy
 from ..presets import load
 
 # Over a data-parallel group: gradients are reduced (axis dp), sharded parameters are gathered (axis zero).
-_DP_AXES = {"all_reduce": "dp", "reduce_scatter": "dp", "all_gather": "zero"}
-_DP_ROLES = {"all_reduce": "gradient", "reduce_scatter": "gradient", "all_gather": "parameter"}
+DP_AXES = {"all_reduce": "dp", "reduce_scatter": "dp", "all_gather": "zero"}
+DP_ROLES = {"all_reduce": "gradient", "reduce_scatter": "gradient", "all_gather": "parameter"}
 
 
 def init_mesh(
@@ -53,8 +53,8 @@ def init_mesh(
                 options,
                 policy=loaded,
                 axis=axis,
-                op_axes=_DP_AXES if dp else {},
-                op_roles=_DP_ROLES if dp else {},
+                op_axes=DP_AXES if dp else {},
+                op_roles=DP_ROLES if dp else {},
                 feedback_by_caller=feedback and dp,
                 roles_by_caller=not dp,
                 inline=axis == "tp",
