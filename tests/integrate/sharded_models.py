@@ -93,7 +93,9 @@ def cut(
     return ShardedModel(net, ladder, list(net.blocks), **options)  # type: ignore[arg-type]
 
 
-def backward(model: ShardedModel, net: nn.Module, rank: int, step: int, micros: int = 2, scale: float = 1.0) -> float:
+def backward(
+    model: ShardedModel, net: nn.Module, rank: int, step: int, micros: int = 2, scale: float = 1.0
+) -> float:
     model.start(scale)
     total = 0.0
     for micro in range(micros):

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from .sharded_models import Exact, Net, backward, chains, cut, plain_step, sgd
 from support import TIMEOUT_S, same
 from thinwire.launch import run_ranks
+
+from .sharded_models import Exact, Net, backward, chains, cut, plain_step, sgd
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -53,7 +54,9 @@ def _close_to_replicas(rank: int, world: int, report: Any) -> None:
         model.close()
         assert same(net.frozen, expected.frozen)
         for name, p in expected.named_parameters():
-            torch.testing.assert_close(dict(net.named_parameters())[name].detach(), p.detach(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                dict(net.named_parameters())[name].detach(), p.detach(), rtol=1e-5, atol=1e-6
+            )
         model.ladder.close()
 
 

@@ -124,13 +124,14 @@ class ShardedModel:
             assert unit.total is not None
             master.grad = unit.total[where]
 
+    def gradients(self) -> list[Tensor]:
+        """After ``finish``: this rank's parts of the mean gradients, flat, fp32; masters' ``grad`` shares their memory."""
+        return [unit.total for unit in self.units if unit.total is not None]
+
     def grad_norm(self) -> float:
         """The norm of all gradients after ``finish``: fp64, the same on every rank; not finite if one of them is not."""
-        own = sum(
-            float(torch.linalg.vector_norm(unit.total, dtype=torch.float64)) ** 2
-            for unit in self.units
-            if unit.total is not None and self.ladder.replica == 0
-        )
+        norms = [float(torch.linalg.vector_norm(g, dtype=torch.float64)) for g in self.gradients()]
+        own = sum(norm**2 for norm in norms) if self.ladder.replica == 0 else 0.0
         squares: list[float] = state.from_all(own)
         return float(torch.tensor(squares, dtype=torch.float64).sum().sqrt())
 
@@ -138,9 +139,8 @@ class ShardedModel:
         """Scale all gradients so that their norm is at most ``max_norm``; what it was before."""
         norm = self.grad_norm()
         if norm > max_norm:
-            for unit in self.units:
-                assert unit.total is not None
-                unit.total.mul_(max_norm / norm)
+            for gradient in self.gradients():
+                gradient.mul_(max_norm / norm)
         return norm
 
     @torch.no_grad()
@@ -237,6 +237,10 @@ class ShardedModel:
         for parameters that are not those that were saved.
         """
         state.load_state_dict(self, saved)
+
+    def rebuild(self) -> None:
+        """Make the parameters again, after the tensors of ``state_dict`` were filled in place; see ``load_state_dict``."""
+        state.rebuild(self)
 
     def check(self) -> None:
         """Raise MismatchError, on every rank, if ranks that hold the same do not have the same bits. Every rank calls it."""

@@ -25,6 +25,8 @@ class Wiring:
 
     backend: str = BACKEND
     options: GroupOptions = GroupOptions()
+    ranks_per_host: int | None = None
+    """Neighbours in rank that share a host; None: all of them."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,12 @@ class Cluster:
     @property
     def wiring(self) -> Wiring:
         """What ranks need to make groups whose messages go over this cluster's links."""
+        hosts = set(self.topology.rank_counts)
+        per_host = hosts.pop() if len(hosts) == 1 else 1  # of different sizes: as if no rank had a neighbour
         if self.paced_folder is None:
-            return Wiring()
-        return Wiring(paced_group.BACKEND, PacedOptions(topology=self.topology, folder=self.paced_folder))
+            return Wiring(ranks_per_host=per_host)
+        options = PacedOptions(topology=self.topology, folder=self.paced_folder)
+        return Wiring(paced_group.BACKEND, options, per_host)
 
     def link(self) -> dict[str, Any]:
         """The link as ``result.json`` holds it."""

@@ -12,7 +12,8 @@ from rich.table import Table
 from ...presets import load
 from ..cluster import cluster
 from ..train.run import Job, train_rank
-from .options import compile_kernels, run_options, shown, train_config
+from ..train.sharded import sharding_of
+from .options import compile_kernels, ranks_per_host, run_options, shown, train_config
 from .progress import steps_progress
 
 _LIMIT_S = 30 * 24 * 3600.0
@@ -20,7 +21,12 @@ _LIMIT_S = 30 * 24 * 3600.0
 
 @click.command()
 @run_options
-@click.option("--policy", default="balanced", show_default=True, help="A preset, or a TOML file.")
+@click.option(
+    "--policy",
+    default="balanced",
+    show_default=True,
+    help="A preset, a TOML file, or a sharding scheme (zeropp, zero3:bf16).",
+)
 @click.option("--steps", type=click.IntRange(1), default=100, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for log and checkpoints.")
@@ -40,9 +46,9 @@ def train(
 ) -> None:
     """Train a GPT on several ranks under one policy; show loss, speed and bytes sent."""
     console = Console(stderr=True)
-    loaded = load(policy)
     config = train_config(steps=steps, seed=seed, **settings)
-    compile_kernels(console, [loaded])
+    scheme = sharding_of(policy, config.degrees, config.layout, ranks_per_host(config, hosts))
+    compile_kernels(console, [load(policy)] if scheme is None else scheme.policies())
     folder = (
         None if resume is None else resume / "checkpoints" if (resume / "checkpoints").exists() else resume
     )
