@@ -155,8 +155,8 @@ class _Cut(Part):
     def load_other(self, saved: Saved, layout: Layout) -> list[str]:
         raise CheckpointError(
             f"cut state was saved with degrees {layout['degrees']} on {layout['ranks']} ranks, here are "
-            f"{self._model.degrees} on {self._model.ladder.world}, or other units: save ShardedModel.parameters(), too, and load those with "
-            "load_parameters"
+            f"{self._model.degrees} on {self._model.ladder.world}, or other units: save ShardedModel.parameters(), "
+            "too, and load those with load_parameters"
         )
 
 

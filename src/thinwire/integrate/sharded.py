@@ -22,23 +22,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
-from weakref import finalize, ref
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
-from ..collectives.work import Worker
 from ..errors import UnsupportedError
 from . import sharded_state as state
 from .ladder import Ladder
-from .sharded_units import Member, Unit, make_units
+from .sharded_passes import Passes
+from .sharded_units import Unit, make_units, wait
 
-# Parts of seeds.
-_PASS, _STEP, _REDUCE, _ALL_REDUCE = 1, 2, 3, 4
+# Parts of seeds; those below are of passes.
+_GATHER, _REDUCE, _ALL_REDUCE = 10, 11, 12
 
 
 class ShardedModel:
@@ -70,10 +65,6 @@ class ShardedModel:
         self.ladder, self.degrees = ladder, ladder.degrees
         self.units = make_units(model, units, ladder, labels, gradient_dtype, rollback)
         self._gradient_dtype = gradient_dtype
-        self._scale = 1.0
-        self._passes = 0  # backward passes of this step
-        self._next = 0  # of the units from the last to the first: which one is reduced next
-        self._running = False  # a backward pass
         # Steps so far, and the one whose gather made the shards (-1: they are rounded masters).
         self.counters = torch.tensor([0, -1], dtype=torch.int64)
         self.digests = state.make_digests(self)
@@ -84,13 +75,8 @@ class ShardedModel:
                 ladder.begin(unit.numel, self.degrees.optim), unit.master.numel()
             )
         ]
-        self._gathers, self._sums = Worker("thinwire/gathers"), Worker("thinwire/sums")
-        finalize(self, _close, self._gathers, self._sums)
         state.check_same(self, "values at the start", lambda unit: [unit.flat], 1)
-        self._handles: list[RemovableHandle] = []
-        for unit in self.units:
-            self._free(unit)
-            self._hook(unit)
+        self._passes = Passes(self.units, ladder, self.counters, gradient_dtype)
 
     # What the caller does in a step.
 
@@ -105,20 +91,17 @@ class ShardedModel:
 
     def start(self, scale: float = 1.0) -> None:
         """Begin a step. scale: what losses are multiplied by."""
-        self._scale, self._passes, self._next, self._running = scale, 0, 0, False
+        self._passes.start(scale)
         for unit in self.units:
-            _wait(unit.works)
-            unit.grads = unit.total = unit.message = None
-            unit.arrived, unit.in_backward = 0, False
             for feedback in unit.residuals.values():
                 feedback.begin()
 
     def finish(self) -> None:
         """Wait for what is under way, bring gradients to the optimizer's parts and set ``grad`` of all masters: means."""
         step = int(self.counters[0])
-        works = [self._sums.submit(partial(self._total, unit, step), None) for unit in self.units]
+        works = [self._passes.sums.submit(partial(self._total, unit, step), None) for unit in self.units]
         for unit, work in zip(self.units, works, strict=True):
-            _wait(unit.works)
+            wait(unit.works)
             work.wait()
         for _, master, unit, where in self._segments:
             assert unit.total is not None
@@ -153,7 +136,7 @@ class ShardedModel:
         def gather(unit: Unit) -> None:
             news[unit.index] = self.new_shard(unit, step)
 
-        works = [self._gathers.submit(partial(gather, unit), None) for unit in self.units]
+        works = [self._passes.gathers.submit(partial(gather, unit), None) for unit in self.units]
         for work in works:
             work.wait()
         for unit, new in zip(self.units, news, strict=True):
@@ -172,23 +155,11 @@ class ShardedModel:
 
     def drop(self) -> None:
         """Let go of gathered parameters: they are gathered anew for the next pass."""
-        for unit in self.units:
-            if unit.fetch is not None:
-                unit.fetch.wait()
-                unit.fetch = None
-            unit.copy = None
-            self._free(unit)
+        self._passes.drop()
 
     def close(self) -> None:
         """Let go of the model: its parameters are whole again, with the values that passes see. Every rank calls it."""
-        self.drop()
-        for unit in self.units:
-            self._fetch(unit, backward=False)
-            self._need(unit)
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        _close(self._gathers, self._sums)
+        self._passes.close()
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of the tensors that are held now, by kind. Memory that two of them share is counted with the first.
@@ -247,135 +218,13 @@ class ShardedModel:
         state.check_same(self, "parameters", lambda unit: [unit.shard], self.degrees.params)
         state.check_same(self, "masters", lambda unit: [unit.master], self.degrees.optim)
 
-    # Passes.
-
-    def _hook(self, unit: Unit) -> None:
-        before: Any = lambda module, args: self._before_forward(unit)  # noqa: E731
-        after: Any = lambda module, args, out: self._after_forward(unit, out)  # noqa: E731
-        self._handles.append(unit.module.register_forward_pre_hook(before))
-        self._handles.append(unit.module.register_forward_hook(after))
-        for member in unit.members:
-            register: Any = member.parameter.register_post_accumulate_grad_hook
-            self._handles.append(register(_on_gradient(self, unit, member)))
-
-    def _before_forward(self, unit: Unit) -> None:
-        self._fetch(unit, backward=False)
-        if unit.index + 1 < len(self.units) and not self._running:
-            self._fetch(self.units[unit.index + 1], backward=False)
-        self._need(unit)
-
-    def _after_forward(self, unit: Unit, outputs: Any) -> None:
-        if not unit.in_backward:  # a pass that is run again inside of the backward pass keeps them
-            self._free(unit)
-        for output in tree_leaves(outputs):
-            if isinstance(output, Tensor) and output.requires_grad:
-                register: Any = output.register_hook
-                register(lambda _: self._before_backward(unit))
-
-    def _before_backward(self, unit: Unit) -> None:
-        self._begin_backward()
-        if unit.in_backward:
-            return
-        unit.in_backward = True
-        self._fetch(unit, backward=True)
-        if unit.index > 0:
-            self._fetch(self.units[unit.index - 1], backward=True)
-        self._need(unit)
-
-    def _begin_backward(self) -> None:
-        if not self._running:
-            self._running, self._next = True, 0
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._after_backward)
-
-    @torch.no_grad()
-    def _arrived(self, unit: Unit, member: Member) -> None:
-        assert member.parameter.grad is not None
-        self._begin_backward()
-        if unit.index > len(self.units) - 1 - self._next:
-            raise UnsupportedError(
-                f"parameter {member.name} got a gradient twice in one backward pass: what is computed again inside of it "
-                "(reentrant checkpoints) does not go with cut state; use torch.utils.checkpoint with use_reentrant=False"
-            )
-        if unit.message is None:
-            unit.message = torch.zeros(unit.numel, dtype=self._gradient_dtype)
-        unit.message[member.begin : member.end].copy_(member.parameter.grad.reshape(-1))
-        member.parameter.grad = None
-        unit.arrived += 1
-        # A unit never overtakes one behind it: all ranks reduce in the same order.
-        order = self.units[::-1]
-        while self._next < len(order) and order[self._next].arrived == len(order[self._next].members):
-            self._launch(order[self._next])
-            self._next += 1
-
-    def _after_backward(self) -> None:
-        """Reduce what did not get all of its gradients, zeros where there was none."""
-        for unit in self.units[::-1][self._next :]:
-            self._launch(unit)
-        self._next, self._running = 0, False
-        self._passes += 1
-
-    def _launch(self, unit: Unit) -> None:
-        message = (
-            unit.message if unit.message is not None else torch.zeros(unit.numel, dtype=self._gradient_dtype)
-        )
-        unit.message, unit.arrived, unit.in_backward, unit.copy = None, 0, False, None
-        if unit.fetch is not None:  # its turn did not come
-            unit.fetch.wait()
-            unit.fetch = None
-        self._free(unit)
-        seed = (_REDUCE, int(self.counters[0]), unit.index, self._passes)
-
-        def call() -> None:
-            if self._scale != 1.0:
-                message.div_(self._scale)  # residuals are unscaled
-            part = self.ladder.reduce(message, 1, self.degrees.grads, unit.residuals, seed=seed)
-            unit.grads = part if unit.grads is None else unit.grads.add_(part)
-
-        unit.works.append(self._sums.submit(call, None))
-
-    # One unit.
-
-    def _fetch(self, unit: Unit, *, backward: bool) -> None:
-        """Start to gather a unit's parameters, unless they are here or on their way."""
-        if unit.whole or unit.fetch is not None:
-            return
-        unit.allocate()
-        keep = self.degrees.secondary if torch.is_grad_enabled() and not backward else None
-        part, high = unit.shard, self.degrees.params
-        if backward and unit.copy is not None:
-            assert self.degrees.secondary is not None
-            part, high, unit.copy = unit.copy, self.degrees.secondary, None
-        # Of the last gather after a step: both passes, evaluations and a run that is resumed see the same rounding.
-        seed = (_PASS, int(self.counters[1]), unit.index)
-
-        def call() -> None:
-            found, degree = part, high
-            if keep is not None:
-                found, degree = self.ladder.gather(part, high, keep, seed=seed), keep
-                unit.copy = found
-            self.ladder.gather(found, degree, 1, seed=seed, into=unit.flat)
-
-        unit.fetch = self._gathers.submit(call, None)
-
-    def _need(self, unit: Unit) -> None:
-        """Wait for a unit's parameters, and show them."""
-        if unit.fetch is not None:
-            unit.fetch.wait()
-            unit.fetch = None
-            unit.show()
-
-    def _free(self, unit: Unit) -> None:
-        if self.degrees.params > 1:
-            unit.free()
-
     def _total(self, unit: Unit, step: int) -> None:
         """The mean gradient at the optimizer's degree, fp32."""
         degrees, grads, unit.grads = self.degrees, unit.grads, None
         if grads is None:
             grads = torch.zeros(unit.numel // degrees.grads, dtype=self._gradient_dtype)
         part = self.ladder.reduce(
-            grads, degrees.grads, degrees.optim, unit.residuals, seed=(_STEP, step, unit.index)
+            grads, degrees.grads, degrees.optim, unit.residuals, seed=(_REDUCE, step, unit.index)
         )
         self.ladder.all_reduce(part, degrees.optim, unit.residuals, seed=(_ALL_REDUCE, step, unit.index))
         total = part.float().div_(self.ladder.world)
@@ -391,7 +240,7 @@ class ShardedModel:
         degrees = self.degrees
         if degrees.params == degrees.optim:
             return unit.master.to(unit.dtype)
-        seed = (_STEP, step, unit.index)
+        seed = (_GATHER, step, unit.index)
         if self.difference:
             sent = unit.master - state.part_of_shard(unit, self).float()
             return self.ladder.gather(sent, degrees.optim, degrees.params, seed=seed)
@@ -419,25 +268,3 @@ class ShardedModel:
             master.grad = None
         for unit in self.units:
             unit.total = unit.grads = None
-
-
-def _wait(works: list[dist.Work]) -> None:
-    while works:
-        works.pop(0).wait()
-
-
-def _close(*workers: Worker) -> None:
-    for worker in workers:
-        worker.close()
-
-
-def _on_gradient(model: ShardedModel, unit: Unit, member: Member) -> Callable[[Tensor], None]:
-    """Tell ``model`` of a gradient. Only weakly: what a parameter's hook holds is never collected."""
-    model_ref, unit_ref, member_ref = ref(model), ref(unit), ref(member)
-
-    def hook(_: Tensor) -> None:
-        to, owner, part = model_ref(), unit_ref(), member_ref()
-        if to is not None and owner is not None and part is not None:
-            to._arrived(owner, part)
-
-    return hook

@@ -229,3 +229,9 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
     for tensor in tensors:
         found.update(tensor.detach().contiguous().view(torch.uint8).numpy().data)
     return found.digest()
+
+
+def wait(works: list[dist.Work]) -> None:
+    """Wait for all of them; none is left."""
+    while works:
+        works.pop(0).wait()
