@@ -168,7 +168,7 @@ class Passes:
             return
         unit.allocate()
         keep = self._degrees.secondary if torch.is_grad_enabled() and not backward else None
-        part, high = unit.shard, self._degrees.params
+        part, high, into = unit.shard, self._degrees.params, unit.memory()
         if backward and unit.copy is not None:
             assert self._degrees.secondary is not None
             part, high, unit.copy = unit.copy, self._degrees.secondary, None
@@ -180,7 +180,7 @@ class Passes:
             if keep is not None:
                 found, degree = self._ladder.gather(part, high, keep, seed=seed), keep
                 unit.copy = found
-            self._ladder.gather(found, degree, 1, seed=seed, into=unit.flat)
+            self._ladder.gather(found, degree, 1, seed=seed, into=into)
 
         unit.fetch = self.gathers.submit(call, None)
 

@@ -79,6 +79,10 @@ class Unit:
         self.flat.untyped_storage().resize_(0)
         self.whole = False
 
+    def memory(self) -> Tensor:
+        """The flat tensor's memory, for those who look at it as numpy does: that would keep its own from being given back."""
+        return torch.from_dlpack(self.flat)
+
     def segments(self, begin: int, length: int) -> Iterator[tuple[Hashable, int, int]]:
         """(label, begin, end) of this unit's labels in a part of ``length`` values from ``begin`` on, relative to it."""
         spans: dict[Hashable, tuple[int, int]] = {}
