@@ -138,10 +138,11 @@ def _copies(rank: int, world: int, report: Any) -> None:
         degrees = ShardingDegrees(4, 4, 4, secondary)
         model = cut(net, degrees, ZEROPP, "none", ranks_per_host=2)
         between = lambda: sum(  # noqa: E731
-            e.tally.wire_bytes
+            entry.tally.wire_bytes
             for rung in model.ladder.rungs  # noqa: B023
             if not rung.inside
-            for e in rung.gathers.traffic.entries().values()
+            for message, entry in rung.gathers.traffic.entries().items()
+            if message.role == "parameter"
         )
         model.start()
         loss = loss_of(net, rank, 0, 0)
