@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.dlpack import from_dlpack
 
 from ..errors import UnsupportedError
 from .ladder import Ladder, Residuals, padded
@@ -80,8 +81,8 @@ class Unit:
         self.whole = False
 
     def memory(self) -> Tensor:
-        """The flat tensor's memory, for those who look at it as numpy does: that would keep its own from being given back."""
-        return torch.from_dlpack(self.flat)
+        """The flat tensor's memory under another tensor: what numpy has looked at cannot be given back."""
+        return from_dlpack(self.flat)
 
     def segments(self, begin: int, length: int) -> Iterator[tuple[Hashable, int, int]]:
         """(label, begin, end) of this unit's labels in a part of ``length`` values from ``begin`` on, relative to it."""

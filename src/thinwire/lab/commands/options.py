@@ -61,7 +61,6 @@ def train_config(
     *,
     layout: str,
     zero: int,
-    zero_degrees: str | None,
     model: str,
     batch: int,
     micro_batch: int,
@@ -72,6 +71,7 @@ def train_config(
     tokens: str,
     steps: int,
     seed: int = 0,
+    zero_degrees: str | None = None,
     ddp: bool = False,
     bucket_bytes: int = 4 << 20,
 ) -> TrainConfig:
