@@ -7,6 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from thinwire.errors import LayoutError, SpecError, UnsupportedError
+from thinwire.integrate.degrees import ShardingDegrees
 from thinwire.integrate.mesh import groups
 from thinwire.lab.cluster import Wiring
 from thinwire.lab.compare import Plan, scheme
@@ -79,3 +80,23 @@ def test_hooks_need_a_place() -> None:
         Plan(dataclasses.replace(CONFIG, steps=8, zero=3), "tiny", ("plain:fp16",), block=2)
     with pytest.raises(SpecError, match="zero = 0"):
         dataclasses.replace(CONFIG, zero=1, ddp=True)
+
+
+def test_sharding_schemes_are_among_them() -> None:
+    config = dataclasses.replace(CONFIG, layout=Layout(dp=8))
+    wiring = Wiring(ranks_per_host=2)
+    found = scheme("zeropp").sharding(config, wiring)
+    assert found is not None
+    assert str(found.degrees) == "params=8,grads=8,optim=8,secondary=2"
+    assert [p.name for p in scheme("zero3:bf16").policies(config, wiring)] == ["bf16", "bf16"]
+    # Any policy runs with the degrees of the settings.
+    own = dataclasses.replace(config, degrees=ShardingDegrees(2, 4, 8))
+    found = scheme("bf16").sharding(own, wiring)
+    assert found is not None
+    assert found.degrees == own.degrees
+    assert scheme("bf16").sharding(config, wiring) is None
+    assert scheme("plain:bf16").sharding(config, wiring) is None
+    with pytest.raises(SpecError):
+        scheme("zero3:unknown")
+    with pytest.raises(LayoutError, match="degrees of its own"):
+        scheme("zeropp").sharding(own, wiring)
