@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from support import TIMEOUT_S, same
-from thinwire import Ladder, ShardedModel, Sharding, ShardingDegrees
+from thinwire import (
+    Ladder,
+    ShardedModel,
+    Sharding,
+    ShardingDegrees,
+    compression_state,
+    load_compression,
+)
 from thinwire.errors import CheckpointError, LayoutError, MismatchError, ThinwireError, UnsupportedError
 from thinwire.launch import run_ranks
 from thinwire.policy import Policy, from_dict
@@ -120,6 +129,7 @@ def _train(rank: int, world: int, report: Any) -> dict[str, list[float]]:
 
 
 def test_same_bits_skipped_steps_and_resume() -> None:
+    # DeepSpeed 4851, DeepSpeed 7164, DeepSpeed 7606
     exact = run_ranks(_exact, 4, timeout=TIMEOUT_S)
     for rank, found in enumerate(run_ranks(_train, 4, timeout=TIMEOUT_S)):
         for case, losses in found.items():
@@ -162,6 +172,29 @@ def _copies(rank: int, world: int, report: Any) -> None:
 
 def test_the_second_copy_keeps_the_backward_pass_on_the_host() -> None:
     run_ranks(_copies, 4, timeout=TIMEOUT_S)
+
+
+def _checkpoint(rank: int, world: int, folder: Path, report: Any) -> None:
+    def new(degrees: ShardingDegrees) -> tuple[Net, ShardedModel]:
+        net = Net(32)
+        return net, cut(net, degrees, ZEROPP, rollback=True)
+
+    degrees = ShardingDegrees(1, 2, 2)
+    net, model = new(degrees)
+    step_of(model, net, rank, 0)
+    dcp.save(dict(compression_state(model)), checkpoint_id=folder)
+    expected = step_of(model, net, rank, 1)
+    again, resumed = new(degrees)
+    assert load_compression(resumed, checkpoint_id=folder).exact
+    assert step_of(resumed, again, rank, 1) == expected
+    for name, tensor in resumed.parameters().items():
+        assert same(tensor, model.parameters()[name]), name
+    with pytest.raises(CheckpointError, match="was saved with degrees params=1,grads=2,optim=2 on 2 ranks"):
+        load_compression(new(ShardingDegrees(2, 2, 2))[1], checkpoint_id=folder)
+
+
+def test_state_goes_through_a_distributed_checkpoint(tmp_path: Path) -> None:
+    run_ranks(_checkpoint, 2, tmp_path, timeout=TIMEOUT_S)
 
 
 class Shared(nn.Module):

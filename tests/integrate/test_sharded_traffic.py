@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from support import TIMEOUT_S
-from thinwire import Ladder, ShardedModel, Sharding, ShardingDegrees
+from thinwire import Ladder, ShardedModel, Sharding, ShardingDegrees, sharding
 from thinwire.launch import run_ranks
 
 from .sharded_models import Net, loss_of
@@ -130,3 +130,27 @@ def test_a_bf16_wire_sends_the_bytes_of_the_table() -> None:
     for found in run_ranks(_wire, 4, timeout=TIMEOUT_S):
         for what, (measured, expected) in found.items():
             assert measured == pytest.approx(expected, rel=0.02), what
+
+
+def _between(rank: int, world: int, report: Any) -> dict[str, int]:
+    found = {}
+    for name in ("zero3:bf16", "zeropp", "sdp4"):
+        net = Net(WIDTH, LAYERS)
+        ladder = Ladder(sharding(name, world, ranks_per_host=2), ranks_per_host=2)
+        model = ShardedModel(net, ladder, list(net.blocks))
+        model.start()
+        loss_of(net, rank, 0, 0).backward()
+        model.finish()
+        model.commit()
+        found[name] = ladder.wire_bytes(inside=False)
+        model.close()
+        ladder.close()
+    return found
+
+
+def test_zeropp_and_sdp4_send_a_fraction_between_hosts() -> None:
+    for found in run_ranks(_between, 4, timeout=TIMEOUT_S):
+        # bf16: 2w of parameters and w of gradients; int8 is 8.25 bits a value, int4 4.25: 3 * 16 / (8.25 + 4.25) = 3.84.
+        assert found["zero3:bf16"] / found["zeropp"] > 3.7
+        # 3 * 16 / (4.25 + 4.25) = 5.65
+        assert found["zero3:bf16"] / found["sdp4"] > 5.4

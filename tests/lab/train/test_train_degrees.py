@@ -74,7 +74,7 @@ def test_degrees_train_as_replicas(runs: Runs) -> None:
 def _resume(rank: int, world: int, folder: Path, report: Any) -> list[tuple[Any, Any]]:
     results = []
     for i, (spec, changes) in enumerate(
-        (("zeropp", {}), ("sdp4", {"precision": "bf16"}), ("hsdp:balanced", {"precision": "fp16"}))
+        (("zeropp", {}), ("sdp4", {"precision": "bf16"}), ("zero1:balanced", {"precision": "fp16"}))
     ):
         found = []
         for resume in (False, True):
