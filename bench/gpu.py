@@ -1,10 +1,12 @@
-"""Codecs on a CUDA device: the bytes of the CPU, and how fast. Under eight minutes.
+"""Codecs on a CUDA device: the bytes of the CPU, and how fast; the order of a worker's stream. Under eight minutes.
 
     python bench/gpu.py --out results/DATE_gpu
 
 Needs a CUDA device, torch >= 2.11 and Triton >= 3.6. First every codec that has GPU kernels codes messages of all kinds on
 both devices: payloads, decoded values, sums and residuals must have the same bits. Then encode, decode and decode_add are
-timed beside ``copy_`` of the same tensor. Writes OUT/result.json; prints a table last. Exit status 1 if a bit differs.
+timed beside ``copy_`` of the same tensor. A worker's calls must see what the caller's stream wrote before them, and who
+waits for them must see what they wrote. Writes OUT/result.json; prints a table last. Exit status 1 if a bit differs or comes
+too early.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs import Codec, parse
+from thinwire.collectives.work import Worker
 from thinwire.lab.bench.record import command_line, environment, write_json
 from thinwire.testing import same_bits
 
@@ -84,6 +88,30 @@ def differences(codec: Codec, x: Tensor) -> list[str]:
     return wrong
 
 
+def out_of_order(rounds: int = 50) -> list[str]:
+    """Which of a worker's calls came too early or too late, among long kernels of the caller's stream."""
+    worker, wrong = Worker("bench"), []
+    busy = torch.randn(4096, 4096, device="cuda")
+    for i in range(rounds):
+        x = torch.zeros(1 << 22, device="cuda")
+        y = torch.zeros_like(x)
+        busy @ busy  # what the worker must wait for is still to come
+        x.add_(i)
+        work = worker.submit(partial(_slow_copy, y, x, busy), y)
+        del x  # its memory must not be used again before the worker has read it
+        torch.full((1 << 22,), -1.0, device="cuda")
+        work.wait()
+        if not bool((y == i).all()):
+            wrong.append(f"call {i} of a worker")
+    worker.close()
+    return wrong
+
+
+def _slow_copy(y: Tensor, x: Tensor, busy: Tensor) -> None:
+    busy @ busy  # whoever waits must wait for this, too
+    y.copy_(x)
+
+
 def seconds(call: Callable[[], object]) -> float:
     """Median time of a call on the device, after two untimed ones."""
     times: list[float] = []
@@ -120,7 +148,7 @@ def main() -> None:
     out: Path = parser.parse_args().out
     if not torch.cuda.is_available():
         raise SystemExit("bench/gpu.py needs a CUDA device; torch sees none")
-    wrong = []
+    wrong = out_of_order()
     for spec in SPECS:
         codec = parse(spec)
         for dtype in DTYPES:
@@ -143,8 +171,8 @@ def main() -> None:
         speeds = "".join(f"{row['gb_s'][name]:>9.1f}" for name in ("encode", "decode", "decode_add", "copy"))
         print(f"{row['spec']:<34}{row['dtype']:<10}{row['nbytes'] >> 20:>5}{speeds}")
     if wrong:
-        raise SystemExit("bits differ between the devices:\n" + "\n".join(wrong))
-    print("all bits are those of the CPU")
+        raise SystemExit("bits differ between the devices, or come out of order:\n" + "\n".join(wrong))
+    print("all bits are those of the CPU; a worker's stream keeps the order")
 
 
 if __name__ == "__main__":

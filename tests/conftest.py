@@ -16,7 +16,7 @@ import pytest
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-_STARTS_PROCESSES = ("run_ranks", "run_curves", "subprocess", "cluster(")
+_STARTS_PROCESSES = ("run_ranks", "run_mpi_ranks", "run_curves", "subprocess", "cluster(")
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks are selected

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.collectives.torch_transport import TorchTransport
 from thinwire.collectives.traffic import Tally
-from thinwire.collectives.transport import Metered, TorchTransport
+from thinwire.collectives.transport import Metered
 from thinwire.inner import make_inner_group
 
 TIMEOUT_S = 100.0

@@ -19,6 +19,7 @@ FILES = {
     "feedback": "group",
     "warm_start": "group",
     "inner": "group",
+    "mpi": "collectives",
     "cli": "lab",
     "testing": "lab",
 }
@@ -85,8 +86,11 @@ def test_codecs_know_nothing_of_distributed(module: str) -> None:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if room(m) != "lab"])
 def test_the_library_needs_only_torch_numpy_numba(module: str) -> None:
-    extras = {"click", "rich", "matplotlib", "psutil", "tokenizers", "pytest", "hypothesis", "zfpy"}
-    assert not {name.split(".")[0] for name in imports(module)} & extras
+    extras = {"mpi4py", "click", "rich", "matplotlib", "psutil", "tokenizers", "pytest", "hypothesis", "zfpy"}
+    found = {name.split(".")[0] for name in imports(module)} & extras
+    assert not found or (module, found) == ("thinwire.mpi.library", {"mpi4py"}), (
+        "MPI is imported in one place"
+    )
     assert not [name for name in own(module) if room(name) == "lab"]
 
 

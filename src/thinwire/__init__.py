@@ -22,14 +22,20 @@ from .errors import ThinwireError
 from .group import GroupOptions, MessageStats, Stats, StatsLog, ThinwireGroup, register, stats
 from .integrate.checkpoint import LoadedCompression, compression_state, load_compression
 from .integrate.ddp import DdpCompression, compress_ddp
+from .integrate.degrees import ShardingDegrees
 from .integrate.fsdp import FsdpCompression, compress_fsdp
 from .integrate.gradients import Bucket, GradientSync
+from .integrate.ladder import Ladder
 from .integrate.mesh import groups, init_mesh
+from .integrate.sharded import ShardedModel
+from .integrate.sharding import Sharding, list_shardings, sharding
+from .mpi.rendezvous import register as _register_mpi
 from .policy import AxisPolicy, Policy
 from .presets import list_presets
 from .presets import load as load_policy
 
 register()
+_register_mpi()
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,9 +48,13 @@ __all__ = [
     "FsdpCompression",
     "GradientSync",
     "GroupOptions",
+    "Ladder",
     "LoadedCompression",
     "MessageStats",
     "Policy",
+    "ShardedModel",
+    "Sharding",
+    "ShardingDegrees",
     "Stats",
     "StatsLog",
     "ThinwireError",
@@ -60,12 +70,14 @@ __all__ = [
     "init_mesh",
     "list_codecs",
     "list_presets",
+    "list_shardings",
     "load_compression",
     "load_policy",
     "parse",
     "recv",
     "reduce_scatter",
     "send",
+    "sharding",
     "stats",
     "traffic",
 ]

@@ -15,7 +15,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from .collectives.torch_transport import TorchTransport
+from .collectives.transport import Transport
 from .errors import MismatchError, PeerError, PolicyError
+from .mpi.communicator import Communicator, card
+from .mpi.group import MpiGroup
+from .mpi.transport import MpiTransport
 
 
 @lru_cache
@@ -30,12 +35,17 @@ def _gloo_devices(interfaces: str, pid: int) -> tuple[Any, ...]:
     return tuple(make.create_device(interface=n) for n in names) or (make.create_default_device(),)
 
 
-_BACKENDS = {"gloo": ("cpu",), "nccl": ("cuda",), "cpu:gloo,cuda:nccl": ("cpu", "cuda")}
+_BACKENDS = {
+    "gloo": ("cpu",),
+    "nccl": ("cuda",),
+    "cpu:gloo,cuda:nccl": ("cpu", "cuda"),
+    "mpi": ("cpu", "cuda"),
+}
 """Inner backends, each with the devices whose tensors it takes."""
 
 
 def inner_devices(backend: str) -> list[torch.device]:
-    """The devices of an inner backend: gloo, nccl, or both (``cpu:gloo,cuda:nccl``). Raises PolicyError for another."""
+    """The devices of an inner backend: gloo, nccl, both (``cpu:gloo,cuda:nccl``) or mpi. Raises PolicyError for another."""
     if backend not in _BACKENDS:
         raise PolicyError(f"inner backend {backend!r} is not known; use {', '.join(_BACKENDS)}")
     return [torch.device(name) for name in _BACKENDS[backend]]
@@ -44,7 +54,13 @@ def inner_devices(backend: str) -> list[torch.device]:
 def make_inner_group(
     store: Store, rank: int, size: int, backend: str, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """A group of ``backend`` (see :func:`inner_devices`). A bare ProcessGroupGloo would lack the coalesced gathers."""
+    """A group of ``backend`` (see :func:`inner_devices`). A bare ProcessGroupGloo would lack the coalesced gathers.
+
+    mpi: raises UnsupportedError where there is no MPI, MismatchError where the ranks are not of one MPI job.
+    """
+    if backend == "mpi":
+        cards = gathered(store, "mpi", rank, size, card(), timeout)
+        return MpiGroup(Communicator(cards, rank, timeout.total_seconds()))
     group = dist.ProcessGroup(store, rank, size)
     kinds = dist.ProcessGroup.BackendType
     devices = inner_devices(backend)
@@ -65,11 +81,23 @@ def make_inner_group(
     return group
 
 
-def disconnect(group: dist.ProcessGroup) -> None:
-    """Close the connections of an inner group, so that its calls under way fail: here, and by that on all its ranks."""
+def transport_of(group: dist.ProcessGroup) -> Transport:
+    """The transport over an inner group."""
+    return MpiTransport(group.communicator) if isinstance(group, MpiGroup) else TorchTransport(group)
+
+
+def disconnect(*groups: dist.ProcessGroup) -> None:
+    """Close the connections of inner groups, so that their calls under way fail: here, and by that on all their ranks."""
+    for group in groups:
+        _disconnect(group)
+
+
+def _disconnect(group: dist.ProcessGroup) -> None:
     if group.size() == 1:
         return
-    group.abort()  # NCCL's connections; gloo's backend has no such thing
+    group.abort()  # NCCL's and MPI's connections; gloo's backend has no such thing
+    if isinstance(group, MpiGroup):
+        return
     # But gloo closes all connections of a group when the time of one receive is up. NCCL refuses the tensor.
     with suppress(RuntimeError):
         nothing = torch.empty(1, dtype=torch.uint8)
@@ -87,7 +115,7 @@ def agree(store: Store, rank: int, size: int, mine: str, timeout: timedelta) -> 
 
     Raises PeerError if some do not come within ``timeout``.
     """
-    every = _gathered(store, "agree", rank, size, mine, timeout)
+    every = gathered(store, "agree", rank, size, mine, timeout)
     if any(other != mine for other in every):
         lines = "\n".join(f"  rank {r}: {text}" for r, text in enumerate(every))
         raise MismatchError(f"the ranks of a group disagree; give all the same policy and version:\n{lines}")
@@ -98,10 +126,11 @@ def meet(store: Store, rank: int, size: int, timeout: timedelta) -> None:
 
     Raises PeerError as :func:`agree`.
     """
-    _gathered(store, "meet", rank, size, "", timeout)
+    gathered(store, "meet", rank, size, "", timeout)
 
 
-def _gathered(store: Store, key: str, rank: int, size: int, mine: str, timeout: timedelta) -> list[str]:
+def gathered(store: Store, key: str, rank: int, size: int, mine: str, timeout: timedelta) -> list[str]:
+    """Every rank's text, in rank order. Raises PeerError as :func:`agree`. key: of the store, used for nothing else."""
     store.set(f"{key}/{rank}", mine)
     keys = [f"{key}/{r}" for r in range(size)]
     end = time.monotonic() + timeout.total_seconds()

@@ -35,10 +35,11 @@ _CLONE_NEWNET = 0x40000000
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs: a network namespace (None: the caller's) and the interface gloo binds to."""
+    """Where a rank runs: a network namespace (None: the caller's), the interface gloo binds to, and its host's address."""
 
     netns: str | None = None
     interface: str = "lo"
+    address: str = ""
 
 
 class Reporter:

@@ -10,6 +10,8 @@
     all_reduce = { float32 = "zfp:rate=16", bfloat16 = "zfp:rate=12", float16 = "zfp:rate=12" }
     [axis.tp.role.activation_gradient]
     all_reduce = "bf16"
+    [axis."dp@intra"]                  # inside of hosts, where [axis.dp] has algorithm = "hierarchical" or "auto"
+    reduce = "int8:block=128"
     [axis.dp.monitor]                  # measure what encoding loses, see ErrorMonitor
     every = 50
     limit = 0.3
@@ -33,6 +35,7 @@ from .codecs import Codec, Compressor, parse_compressor
 from .codecs.none import NoneCodec
 from .collectives.monitor import ErrorMonitor
 from .collectives.options import Algorithm
+from .collectives.topology import Topology
 from .errors import PolicyError, SpecError, nearest
 
 AXES = ("dp", "tp", "pp", "zero", "ep", "cp")
@@ -100,7 +103,8 @@ class AxisPolicy:
 
     codecs: by op. roles: overrides by role. feedback: error-feedback residuals for reduced gradients.
     difference: gathered parameters travel as the difference to what was sent last. min_nbytes: smaller
-    messages pass through. algorithm: see :class:`~thinwire.collectives.options.CallOptions`.
+    messages pass through. algorithm: see :class:`~thinwire.collectives.options.CallOptions`. levels: overrides by level of
+    the topology and op; without one, what travels inside of hosts has ``none``, all else the axis' codec.
     allow_without_feedback: accept codecs that need error feedback (topk, sign, lowrank) where there is none. monitor:
     of what encoding loses.
     """
@@ -111,6 +115,7 @@ class AxisPolicy:
     difference: bool = False
     min_nbytes: int = 4096
     algorithm: Algorithm = "two_shot"
+    levels: Mapping[str, Codecs] = field(default_factory=dict)
     allow_without_feedback: bool = False
     monitor: ErrorMonitor | None = None
 
@@ -119,11 +124,25 @@ class AxisPolicy:
             raise SpecError(
                 "feedback = true needs algorithm = two_shot: a ring encodes sums, which have no residual"
             )
+        if self.levels and not self.by_level:
+            raise SpecError(
+                f"levels {', '.join(self.levels)} need algorithm = hierarchical or auto, found {self.algorithm}"
+            )
         self._check_gradients_only()
+
+    @property
+    def by_level(self) -> bool:
+        """Whether its calls need to know which ranks share a host."""
+        return self.algorithm in ("hierarchical", "auto")
 
     def _check_gradients_only(self) -> None:
         """Raise SpecError if what is for reduced gradients, or stands only with their error feedback, is used elsewhere."""
-        for role, table in {"gradient": self.codecs, **self.roles}.items():
+        tables = [
+            ("gradient", self.codecs),
+            *self.roles.items(),
+            *(("gradient", t) for t in self.levels.values()),
+        ]
+        for role, table in tables:
             for op, choice in table.items():
                 reduced = role == "gradient" and op in _GROUPS_OF_OPS["reduce"]
                 fed_back = self.allow_without_feedback or (self.feedback and reduced)
@@ -139,12 +158,49 @@ class AxisPolicy:
                             "reduce_scatter with feedback = true; allow_without_feedback = true sends it all the same"
                         )
 
-    def codec(self, op: str, role: str, dtype: torch.dtype, nbytes: int) -> Compressor:
-        """The codec of a message; ``none`` if nothing is said about it, or if it is small or not of floats."""
+    def codec(
+        self, op: str, role: str, dtype: torch.dtype, nbytes: int, topology: Topology | None = None
+    ) -> Compressor:
+        """The codec of a message; ``none`` if nothing is said about it, or if it is small or not of floats.
+
+        topology: of the group; in levels, that of the outermost one on which anything is sent.
+        """
         if not self._covers(dtype, nbytes):
             return NONE
         by_dtype = self.roles.get(role, {}).get(op) or self.codecs.get(op)
+        if topology is not None and self.by_level:
+            level = topology.outermost
+            if self.algorithm == "hierarchical" and level == topology.levels[-1]:
+                by_dtype = None
+            by_dtype = self.levels.get(level, {}).get(op) or by_dtype
         return by_dtype.get(dtype) if by_dtype is not None else NONE
+
+    def level_codecs(self, op: str, dtype: torch.dtype) -> tuple[tuple[str, Codec], ...]:
+        """What the levels say of a message, as :class:`~thinwire.collectives.options.CallOptions` takes it."""
+        said = [(level, table[op].get(dtype)) for level, table in sorted(self.levels.items()) if op in table]
+        return tuple((level, codec) for level, codec in said if isinstance(codec, Codec))
+
+    def check_levels(self, topology: Topology) -> None:
+        """Raise PolicyError for a level that the topology does not have, and for codecs that no message would get."""
+        for level, table in self.levels.items():
+            if level not in topology.levels:
+                raise PolicyError(
+                    f"no level {level!r} in this group's topology; {nearest(level, topology.levels)}"
+                )
+            for op, choice in table.items():
+                outermost = self.levels.get(topology.levels[0], {}).get(op) or self.codecs.get(op)
+                if self.feedback and op in _GROUPS_OF_OPS["reduce"] and outermost is not None:
+                    for inner, outer in zip(choice.codecs(), outermost.codecs(), strict=True):
+                        if outer.lossless and not inner.lossless:
+                            raise PolicyError(
+                                f"level {level} has {inner} for {op}, level {topology.levels[0]} {outer}: there is no error "
+                                "feedback where only inner levels lose anything; use feedback = false, or another codec"
+                            )
+                if choice != ByDtype() and outermost in (None, ByDtype()):
+                    raise PolicyError(
+                        f"level {level} has {choice} for {op}, level {topology.levels[0]} none: name a codec for it, too "
+                        "(in levels, what is not compressed on the slowest one passes through)"
+                    )
 
     def needs_role(self, op: str, dtype: torch.dtype, nbytes: int) -> bool:
         """Whether the codec of such a message depends on its role."""
@@ -156,7 +212,11 @@ class AxisPolicy:
 
     def choices(self) -> list[ByDtype]:
         """What is said of any op and role."""
-        return [choice for table in (self.codecs, *self.roles.values()) for choice in table.values()]
+        return [
+            choice
+            for table in (self.codecs, *self.roles.values(), *self.levels.values())
+            for choice in table.values()
+        ]
 
     @property
     def compresses(self) -> bool:
@@ -211,6 +271,7 @@ _PLAIN = AxisPolicy()
 
 def _text(p: AxisPolicy) -> str:
     tables = {"": p.codecs, **{f"role.{r}.": c for r, c in p.roles.items()}}
+    tables |= {f"@{level}.": c for level, c in p.levels.items()}
     codecs = [f"{prefix}{op}={c}" for prefix, table in tables.items() for op, c in sorted(table.items())]
     rest = f"feedback={p.feedback},difference={p.difference},min={p.min_nbytes},{p.algorithm}"
     monitor = [] if p.monitor is None else [f"monitor({p.monitor})"]
@@ -235,10 +296,11 @@ def from_dict(table: Mapping[str, Any], name: str) -> Policy:
     """A policy from the tables of a TOML file. Unknown keys are errors."""
     _known(table, ("name", "description", "axis"), "policy")
     axes = table.get("axis", {})
-    _known(axes, AXES, "axis")
+    _known({axis.partition("@")[0]: None for axis in _table(axes, "axis")}, AXES, "axis")
+    names = dict.fromkeys(axis.partition("@")[0] for axis in axes)
     return Policy(
         name=str(table.get("name", name)),
-        axes={axis: _axis(axis, entries) for axis, entries in axes.items()},
+        axes={axis: _axis(axis, axes.get(axis, {}), _levels(axis, axes)) for axis in names},
         description=str(table.get("description", "")),
     )
 
@@ -252,9 +314,24 @@ _SETTINGS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _axis(axis: str, entries: Mapping[str, Any]) -> AxisPolicy:
+def _levels(axis: str, axes: Mapping[str, Any]) -> dict[str, Codecs]:
+    """Level -> codecs, of the tables ``AXIS@LEVEL``."""
+    levels: dict[str, Codecs] = {}
+    for name, entries in axes.items():
+        own, at, level = name.partition("@")
+        if own == axis and at:
+            if not level:
+                raise SpecError(f"axis.{name!r}: a level's name must follow the @, for instance {axis}@inter")
+            _known(entries, (*OPS, *_GROUPS_OF_OPS), f"axis.{name}")
+            levels[level] = _codecs(f"axis.{name}", entries)
+    return levels
+
+
+def _axis(axis: str, entries: Mapping[str, Any], levels: Mapping[str, Codecs]) -> AxisPolicy:
     _known(entries, (*OPS, *_GROUPS_OF_OPS, *_SETTINGS, "role", "monitor"), f"axis.{axis}")
     settings = {key: entries[key] for key in _SETTINGS if key in entries}
+    if levels:
+        settings.setdefault("algorithm", "hierarchical")
     for key, value in settings.items():
         if not _SETTINGS[key](value):
             raise SpecError(f"axis.{axis}.{key}: {value!r} is not a value for it")
@@ -265,7 +342,9 @@ def _axis(axis: str, entries: Mapping[str, Any]) -> AxisPolicy:
     codecs = _codecs(f"axis.{axis}", entries)
     by_role = {role: _codecs(f"axis.{axis}.role.{role}", table) for role, table in roles.items()}
     try:
-        return AxisPolicy(codecs=codecs, roles=by_role, monitor=_monitor(axis, entries), **settings)
+        return AxisPolicy(
+            codecs=codecs, roles=by_role, levels=levels, monitor=_monitor(axis, entries), **settings
+        )
     except SpecError as e:
         raise SpecError(f"axis.{axis}: {e}") from None
 
@@ -312,9 +391,13 @@ def _choice(where: str, value: Any) -> ByDtype:
     raise SpecError(f"{where}: {value!r} is neither a codec nor a table of dtype = codec")
 
 
-def _known(table: Any, names: Any, where: str) -> None:
+def _table(table: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(table, Mapping):
         raise SpecError(f"{where}: a table is needed, found {table!r}")
-    for key in table:
+    return table
+
+
+def _known(table: Any, names: Any, where: str) -> None:
+    for key in _table(table, where):
         if key not in names:
             raise SpecError(f"{where}: unknown key {key!r}; {nearest(key, names)}")

@@ -84,3 +84,9 @@ def test_warm_up_takes_specs_and_codecs() -> None:
     warm_up(["none", Int8Codec(64)])
     with pytest.raises(SpecError):
         warm_up(["nothing"])
+
+
+def test_warm_up_in_several_processes() -> None:
+    warm_up(["none", "int8", "mpc:dim=1"], processes=2)
+    with pytest.raises(SpecError):
+        warm_up(["int8", "nothing"], processes=2)

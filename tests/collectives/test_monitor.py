@@ -20,10 +20,12 @@ from support import TIMEOUT_S, inputs, run_threads, same
 from thinwire import Codec, ErrorMonitor, MessageStats, ThinwireGroup, parse
 from thinwire import collectives as c
 from thinwire.collectives.endpoint import Endpoint
+from thinwire.collectives.lanes import Lanes
 from thinwire.collectives.monitor import Monitors
 from thinwire.collectives.options import CallOptions
-from thinwire.collectives.traffic import PASS_THROUGH, Errors, Message
-from thinwire.collectives.transport import Metered, TorchTransport
+from thinwire.collectives.torch_transport import TorchTransport
+from thinwire.collectives.traffic import PASS_THROUGH, Errors, Message, Traffic
+from thinwire.collectives.transport import Metered
 from thinwire.errors import CheckpointError, SpecError
 from thinwire.group import GroupOptions
 from thinwire.policy import from_dict
@@ -98,7 +100,7 @@ MEASURED: dict[str, tuple[Callable[[Tensor, Metered], None], Callable[[list[Tens
 
 def _watched(group: dist.ProcessGroup, calls: Any, monitor: ErrorMonitor) -> list[Any]:
     """The errors that an endpoint counts for calls (message, values -> call) made one after the other."""
-    end = Endpoint(TorchTransport(group), monitors={"dp": monitor})
+    end = Endpoint(TorchTransport(group), monitors=Monitors({"dp": monitor}))
     for told, call in calls(end.rank):
         end.run(told, 0.0, call)
     return [e.errors for m, e in end.traffic.entries().items() if m.role != "control"]
@@ -179,10 +181,10 @@ def test_with_feedback_it_is_the_error_of_the_compensated_message() -> None:
 def test_lossless_and_passed_messages_are_not_measured() -> None:
     monitors = Monitors({"dp": ErrorMonitor(every=1)})
     for codec in ("exponent", "mpc:dim=1", "none", PASS_THROUGH):
-        assert not monitors.watch(message(codec=codec), "collectives").sampled
+        assert not monitors.turn(message(codec=codec), "collectives").watch().sampled
     other_axis = Message("tp", "all_reduce", "unknown", str(CODEC), "float32", N)
-    assert not monitors.watch(other_axis, "collectives").sampled
-    assert monitors.watch(message(), "collectives").sampled
+    assert not monitors.turn(other_axis, "collectives").watch().sampled
+    assert monitors.turn(message(), "collectives").watch().sampled
     assert monitors.dump() == {f"dp all_reduce gradient {CODEC} float32 collectives": [1, False, False]}
 
 
@@ -210,7 +212,7 @@ def test_what_is_not_finite_is_counted_and_has_no_error(value: float) -> None:
 
 
 def test_finite_values_that_decode_to_infinity_have_the_largest_error() -> None:
-    watch = Monitors({"dp": ErrorMonitor(every=1, limit=1.0)}).watch(message(), "collectives")
+    watch = Monitors({"dp": ErrorMonitor(every=1, limit=1.0)}).turn(message(), "collectives").watch()
     watch.before(torch.ones(4))
     watch.after(torch.tensor([0.0, math.inf, 0.0, 0.0]))
     watch.conclude(watch.row(torch.device("cpu")), speak=False)
@@ -230,7 +232,7 @@ def test_zeros_and_nothing_have_no_error(numel: int) -> None:
 
 def test_one_call_in_every_so_many_is_sampled() -> None:
     ends = [Monitors({"dp": ErrorMonitor(every=7)}) for _ in range(2)]
-    sampled = [[end.watch(message(), "collectives").sampled for _ in range(70)] for end in ends]
+    sampled = [[end.turn(message(), "collectives").watch().sampled for _ in range(70)] for end in ends]
     assert sampled[0] == sampled[1]
     windows = [sampled[0][at : at + 7] for at in range(0, 70, 7)]
     assert all(sum(window) == 1 for window in windows)
@@ -241,7 +243,7 @@ def test_one_call_in_every_so_many_is_sampled() -> None:
 def test_both_ends_of_a_send_sample_the_same_calls() -> None:
     ends = [Monitors({"dp": ErrorMonitor(every=5)}) for _ in range(2)]
     told = (message("send"), "send-1"), (message("recv"), "recv-0")
-    sampled = [[end.watch(*m).sampled for _ in range(40)] for end, m in zip(ends, told, strict=True)]
+    sampled = [[end.turn(*m).watch().sampled for _ in range(40)] for end, m in zip(ends, told, strict=True)]
     assert sampled[0] == sampled[1]
 
 
@@ -357,7 +359,8 @@ def test_low_rank_reductions_are_measured_and_fall_back() -> None:
 
     def rank(group: dist.ProcessGroup) -> tuple[list[Any], bool]:
         end = Endpoint(
-            TorchTransport(group), monitors={"dp": ErrorMonitor(every=1, limit=0.1, action="exact")}
+            TorchTransport(group),
+            monitors=Monitors({"dp": ErrorMonitor(every=1, limit=0.1, action="exact")}),
         )
         compressor: Any = thinwire.codecs.LowRank(rank=2)
         matrix = c.Matrix(0, 40, 24, compressor.first_q(24, 3))
@@ -418,11 +421,18 @@ def test_a_checkpoint_goes_on_with_the_same_calls_and_as_exact() -> None:
 
 @pytest.mark.parametrize(
     "dumped",
-    [b"", b"[]", b"{}", b'{"codecs": {}}', b'{"codecs": {}, "monitors": {"x": [1, 2, 3]}}'],
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"codecs": []}',
+        b'{"codecs": [], "calls": -1, "monitors": {}}',
+        b'{"codecs": [], "calls": 0, "monitors": {"x": [1, 2, 3]}}',
+    ],
 )
 def test_damaged_states_are_refused_whole(dumped: bytes) -> None:
     def rank(group: dist.ProcessGroup) -> None:
-        end = Endpoint(TorchTransport(group))
+        end = Lanes([TorchTransport(group)], Traffic(), device=torch.device("cpu"))
         before = end.dump_states()
         with pytest.raises(CheckpointError):
             end.load_states(dumped)

@@ -3,7 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 
-from thinwire.collectives.rounds import Rounds
+import torch
+import torch.distributed as dist
+
+from support import gaussian, meter, run_threads, same
+from thinwire import CallOptions, parse
+from thinwire.collectives import all_to_all
+from thinwire.collectives.rounds import Rounds, shared_rounds
 
 
 class Log:
@@ -47,3 +53,28 @@ def test_waiting_for_a_later_exchange_finishes_the_earlier_ones() -> None:
     assert log.events == ["start a", "end a", "start b", "end b"]
     first.wait()
     rounds.add([]).wait()
+
+
+def test_small_rounds_are_one() -> None:
+    assert shared_rounds([100, 100, 100], at_once=300) == [[1, 2], [3]]
+    assert shared_rounds([100, 99, 100], at_once=300) == [[1, 2, 3]]
+    assert shared_rounds([300, 0, 0, 900, 1], at_once=300) == [[1], [2, 3], [4], [5]]
+    assert shared_rounds([]) == []
+
+
+def test_ranks_that_share_rounds_in_different_ways_get_what_they_were_sent() -> None:
+    large = 150_000  # 600 kB of fp32: a round by itself
+
+    def numel(sender: int, receiver: int) -> int:
+        return large if (sender, receiver) in ((0, 1), (2, 0), (2, 1)) else 10 + sender
+
+    def run(group: dist.ProcessGroup) -> list[torch.Tensor]:
+        me, size = group.rank(), group.size()
+        ins = [gaussian(10 * me + peer, numel(me, peer)) for peer in range(size)]
+        outs = [torch.empty(numel(peer, me)) for peer in range(size)]
+        for _ in range(3):
+            all_to_all(ins, outs, parse("none"), meter(group), CallOptions())
+        return outs
+
+    for me, outs in enumerate(run_threads(run, 4)):
+        assert all(same(out, gaussian(10 * peer + me, out.numel())) for peer, out in enumerate(outs))

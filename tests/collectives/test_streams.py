@@ -16,8 +16,9 @@ from thinwire import collectives as c
 from thinwire.collectives.endpoint import Endpoint
 from thinwire.collectives.p2p import recv, send_frame
 from thinwire.collectives.streams import Ends, Streams
+from thinwire.collectives.torch_transport import TorchTransport
 from thinwire.collectives.traffic import Message
-from thinwire.collectives.transport import Metered, TorchTransport
+from thinwire.collectives.transport import Metered
 from thinwire.errors import CheckpointError, WireError
 
 pytestmark = pytest.mark.usefixtures("kernels")

@@ -40,11 +40,11 @@ class Flipping:
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         return self._flipped(self._inner.broadcast(buffer, src), buffer)
 
-    def send(self, buffer: Tensor, dst: int) -> Pending:
-        return self._inner.send(buffer, dst)
+    def send(self, buffer: Tensor, dst: int, tag: int = 0) -> Pending:
+        return self._inner.send(buffer, dst, tag)
 
-    def recv(self, buffer: Tensor, src: int) -> Pending:
-        return self._flipped(self._inner.recv(buffer, src), buffer)
+    def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Pending:
+        return self._flipped(self._inner.recv(buffer, src, tag), buffer)
 
     def _flipped(self, pending: Pending, received: Tensor) -> Any:
         return _Flipped(pending, received, self._flip)

@@ -24,8 +24,9 @@ from thinwire import GroupOptions, ThinwireGroup, parse
 from thinwire.codecs import list_codecs
 from thinwire.collectives import Chunks, all_gather, reduce_scatter
 from thinwire.collectives.options import CallOptions
+from thinwire.collectives.torch_transport import TorchTransport
 from thinwire.collectives.traffic import Tally
-from thinwire.collectives.transport import Metered, TorchTransport
+from thinwire.collectives.transport import Metered
 from thinwire.errors import SpecError, WireError
 from thinwire.launch import run_ranks
 from thinwire.wire import HEADER_NBYTES
@@ -114,8 +115,9 @@ def _corrupted(rank: int, world: int, report: Any) -> dict[tuple[str, str, int],
                     continue
                 group = new_group(policy(codec), TIME_OUT_S, checksum=True)
                 if rank == FINDER:
-                    assert group._endpoint is not None
-                    group._endpoint.transport = Flipping(group._endpoint.transport, Flip(where))
+                    assert group._lanes is not None
+                    first = group._lanes.endpoints[0]
+                    first.transport = Flipping(first.transport, Flip(where))
                 found[op, codec, where] = seen(partial(_call_and_go_on, call, group, rank))
                 dist.destroy_process_group(group)
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable
 
 from .base import Codec, Compressor
@@ -71,10 +73,26 @@ __all__ = [
 ]
 
 
-def warm_up(specs: Iterable[str | Compressor] | None = None) -> None:
+def warm_up(specs: Iterable[str | Compressor] | None = None, *, processes: int = 1) -> None:
     """Compile the CPU kernels of these compressors (None: of every one here that has some), or load them from the cache.
 
-    Takes seconds the first time on a machine. Call it before ranks start, and once in every rank.
+    Takes seconds to minutes the first time on a machine. Call it before ranks start, and once in every rank.
+    processes: compile in so many at a time, then load what they have compiled. Worth it on a new machine only: each of
+    them imports torch. Raises CalledProcessError if one of them fails.
     """
-    for spec in _WITH_KERNELS if specs is None else specs:
-        parse_compressor(spec).warm_up()
+    chosen = [parse_compressor(spec) for spec in (_WITH_KERNELS if specs is None else specs)]
+    command = "import sys; from thinwire.codecs import warm_up; warm_up(sys.argv[1:])"
+    parts = [list(map(str, chosen[i::processes])) for i in range(1, processes)]
+    others = [subprocess.Popen([sys.executable, "-c", command, *part]) for part in parts if part]
+    try:
+        for compressor in chosen[::processes]:
+            compressor.warm_up()
+        for other in others:
+            if other.wait():
+                raise subprocess.CalledProcessError(other.returncode, other.args)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    for compressor in chosen:
+        compressor.warm_up()

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ..codecs.base import Codec
 from . import frames
+from .choice import resolve
 from .frames import Incoming
+from .hierarchical import hierarchical_all_gather
 from .options import CallOptions, derive_seed
 from .streams import EVERYONE
 from .transport import Metered
@@ -32,6 +34,11 @@ def all_gather(
     x and outs: flat, one dtype. residual: as in :func:`~thinwire.collectives.reduce_scatter.reduce_scatter`;
     the frames are then fp32, and so must outs be.
     """
+    numel = sum(out.numel() for out in outs)
+    codec, options = resolve("all_gather", codec, numel, x.dtype, transport, options)
+    if options.algorithm == "hierarchical":
+        hierarchical_all_gather(x, outs, codec, transport, options, residual=residual)
+        return
     codec = transport.watch.codec(codec)
     lengths = [out.numel() for out in outs]
     for where, received in gather_frames(x, lengths, codec, transport, options, residual=residual):

@@ -1,6 +1,7 @@
 """All-reduce: reduce-scatter, then one more encoding by the owner of each chunk, then all-gather.
 
-Between two ranks, each sends the other all of its values instead: as many bytes, one round, one encoding.
+Between two ranks, each sends the other all of its values instead: as many bytes, one round, one encoding. With
+``recursive_doubling`` all ranks do so: more bytes, fewer rounds.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from torch import Tensor
 from ..codecs.base import Codec
 from . import frames
 from .all_gather import all_gather, gather_frames
+from .choice import resolve
+from .doubling import Doubling
 from .frames import Chunks
 from .options import CallOptions
 from .reduce_scatter import reduce_scatter
-from .ring import ring_reduce_scatter
 from .streams import EVERYONE
 from .transport import Metered
 
@@ -26,7 +28,7 @@ class Residuals:
     """Error feedback of one all-reduced tensor. Both fp32 and flat.
 
     sender: what this rank's first encoding lost (numel of the tensor); owner: what the second encoding lost
-    of this rank's chunk (nothing between two ranks, who encode once).
+    of this rank's chunk (nothing where all values go to all ranks, who encode once).
     """
 
     sender: Tensor
@@ -44,15 +46,16 @@ def all_reduce(
     """Replace x (flat, contiguous) by its sum over all ranks, or the mean. Every rank ends with the same bits."""
     if x.numel() == 0:
         return
+    codec, options = resolve("all_reduce", codec, x.numel(), x.dtype, transport, options)
+    sender = None if residuals is None else residuals.sender
+    if options.algorithm == "recursive_doubling":
+        _one_shot(x, codec, Doubling(transport), options, sender)
+        return
     if transport.size == 2 and options.algorithm == "two_shot":
-        _swap(x, codec, transport, options, None if residuals is None else residuals.sender)
+        _one_shot(x, codec, transport, options, sender)
         return
     chunks = Chunks.of(x.numel(), transport.size, codec.granule)
-    if options.algorithm == "ring":
-        total = ring_reduce_scatter(x, codec, transport, chunks, options)
-    else:
-        sender = None if residuals is None else residuals.sender
-        total = reduce_scatter(x, codec, transport, chunks, options, residual=sender)
+    total = reduce_scatter(x, codec, transport, chunks, options, residual=sender)
     owner = None if residuals is None else residuals.owner
     # With feedback the second frames are fp32: the residual is, and x may not be.
     dtype = x.dtype if owner is None else torch.float32
@@ -63,11 +66,13 @@ def all_reduce(
         x.copy_(target)
 
 
-def _swap(x: Tensor, codec: Codec, transport: Metered, options: CallOptions, residual: Tensor | None) -> None:
-    """The all-reduce of two ranks: both decode both, and add in fp32 in rank order."""
-    codec = transport.watch.codec(codec)
+def _one_shot(
+    x: Tensor, codec: Codec, transport: Metered, options: CallOptions, residual: Tensor | None
+) -> None:
+    """Every rank gets all values of all ranks, decodes them, and adds in fp32 in rank order."""
+    codec, size = transport.watch.codec(codec), transport.size
     dtype = x.dtype if residual is None else torch.float32
-    lengths = [x.numel()] * 2
+    lengths = [x.numel()] * size
     for where, received in gather_frames(x, lengths, codec, transport, options, residual=residual):
         # decode, decode-add: this segment of x has been encoded, so it can take the first
         part = x[where]
@@ -75,5 +80,6 @@ def _swap(x: Tensor, codec: Codec, transport: Metered, options: CallOptions, res
         with transport.tally.decoding():
             frames.decode(codec, received[0], first, transport, 0, EVERYONE)
             total = first.float()
-            frames.decode_add(codec, received[1], total, dtype, transport, 1, EVERYONE)
-            part.copy_(total.div_(2) if options.mean else total)
+            for peer in range(1, size):
+                frames.decode_add(codec, received[peer], total, dtype, transport, peer, EVERYONE)
+            part.copy_(total.div_(size) if options.mean else total)

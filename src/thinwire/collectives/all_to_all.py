@@ -8,14 +8,29 @@ from torch import Tensor
 
 from ..codecs.base import Codec
 from . import frames
+from .choice import resolve
 from .options import CallOptions, derive_seed
 from .transport import Metered
+from .two_hop import two_hop_all_to_all
 
 
 def all_to_all(
-    ins: Sequence[Tensor], outs: Sequence[Tensor], codec: Codec, transport: Metered, options: CallOptions
+    ins: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    codec: Codec,
+    transport: Metered,
+    options: CallOptions,
+    *,
+    even: bool = False,
 ) -> None:
-    """Fill ``outs[p]`` with what rank p had for this rank in its ins. Flat, one dtype, any sizes."""
+    """Fill ``outs[p]`` with what rank p had for this rank in its ins. Flat, one dtype, any sizes.
+
+    even: all of them are of one size, on all ranks; in two hops that spares the ranks in between to be told sizes.
+    """
+    codec, options = resolve("all_to_all", codec, 0, ins[0].dtype, transport, options)
+    if options.algorithm == "hierarchical":
+        two_hop_all_to_all(ins, outs, codec, transport, options, even=even)
+        return
     me, size, codec = transport.rank, transport.size, transport.watch.codec(codec)
     # encode
     values = [x if peer != me and x.numel() else None for peer, x in enumerate(ins)]
@@ -35,7 +50,7 @@ def all_to_all(
         frames.max_nbytes(codec, out.numel(), out.dtype, transport) if peer != me and out.numel() else 0
         for peer, out in enumerate(outs)
     ]
-    incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded)
+    incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded, in_rounds=True)
     # decode, each frame as it comes
     outs[me].copy_(ins[me])
     for distance in range(1, size):

@@ -1,4 +1,4 @@
-"""A rank's end of one group: its transport, its worker threads, its counters.
+"""A rank's end of one lane of a group: its transport, its worker threads, what its codecs remember.
 
 Collectives share one worker, so that their order is the order of the calls on every rank. Each (peer,
 direction) of send and recv has a worker of its own: a receive that waits must not hold up a send.
@@ -10,21 +10,21 @@ are all known may differ between ranks, ``compare_calls`` lets them compare befo
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, MismatchError, PeerError, WireError
-from .monitor import EXACT, ErrorMonitor, Monitors, Watch
+from ..errors import MismatchError, PeerError, WireError
+from .monitor import EXACT, Monitors, Turn, Watch
 from .streams import Ends, Streams
 from .traffic import PASS_THROUGH, Message, Tally, Traffic, raw_nbytes
 from .transport import Metered, Transport
-from .work import Work, Worker, done, failed
+from .work import Failure, Work, Worker, done, failed
 
 Call = Callable[[Metered], None]
 COLLECTIVES = "collectives"
@@ -38,7 +38,7 @@ class Endpoint:
 
     device: where the transport's buffers live. checksum: payloads that are sent carry one. compare_calls: see above.
     after_failure: is told of a call that failed, in words, and of what it raised; what it returns is added to the error.
-    monitors: by axis, the same on all ranks.
+    failure: of the collectives. The lanes of a group share traffic, monitors and failure.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Endpoint:
         checksum: bool = False,
         compare_calls: bool = False,
         after_failure: Callable[[str, Exception], str] | None = None,
-        monitors: Mapping[str, ErrorMonitor] | None = None,
+        monitors: Monitors | None = None,
+        failure: Failure | None = None,
     ) -> None:
         self.transport = transport
         self._after_failure = after_failure
@@ -59,12 +60,12 @@ class Endpoint:
         self._compare_calls = compare_calls
         self.traffic = traffic if traffic is not None else Traffic()
         self.streams = Streams()
-        self.monitors = Monitors(monitors or {})
+        self.monitors = monitors if monitors is not None else Monitors({})
         self._name = name
         self._device = device
         self._agreed: set[str] = set()  # used by the collectives' worker only
         self._workers: dict[str, Worker] = {}
-        self._failed: Exception | None = None  # of an inline call: later ones are refused, as a worker does
+        self._failure = failure if failure is not None else Failure()
         self._lock = threading.Lock()  # hooks submit from autograd's threads
 
     @property
@@ -75,29 +76,39 @@ class Endpoint:
     def size(self) -> int:
         return self.transport.size
 
-    def run(self, message: Message, raw_bytes: float, call: Call, queue: str = COLLECTIVES) -> None:
-        """Run a call now, in this thread, and count it."""
-        tally, watch = Tally(), self.monitors.watch(message, queue)
-        ends = Ends.of(self.streams, self.rank, message)
-        call(Metered(self.transport, tally, ends, watch, checksum=self._checksum))
-        self.traffic.add(replace(message, codec=str(EXACT)) if watch.exact else message, raw_bytes, tally)
-        if watch.sampled:
-            if queue == COLLECTIVES:  # sends and receives have told each other
-                self._conclude(message, watch)
-            self.traffic.add_error(message, watch.error, nonfinite=watch.nonfinite, seconds=watch.seconds)
+    def run(
+        self,
+        message: Message,
+        raw_bytes: float,
+        call: Call,
+        queue: str = COLLECTIVES,
+        turn: Turn | None = None,
+    ) -> None:
+        """Run a call now, in this thread, and count it. turn: of the monitors; None: it is the next one's."""
+        turn = turn if turn is not None else self.monitors.turn(message, queue)
+        try:
+            tally, watch = Tally(), turn.watch()
+            ends = Ends.of(self.streams, self.rank, message)
+            call(Metered(self.transport, tally, ends, watch, checksum=self._checksum))
+            self.traffic.add(replace(message, codec=str(EXACT)) if watch.exact else message, raw_bytes, tally)
+            if watch.sampled:
+                if queue == COLLECTIVES:  # sends and receives have told each other
+                    self._conclude(message, watch)
+                self.traffic.add_error(message, watch.error, nonfinite=watch.nonfinite, seconds=watch.seconds)
+        finally:
+            turn.end()
 
     def submit_inline(self, message: Message, raw_bytes: float, call: Call, result: Any) -> Work:
         """Run a collective now, in this thread, for callers that wait at once: no hand-over to a worker and back.
 
         An endpoint's collectives run all inline or all on the worker: their order must be that of the calls.
         """
-        if self._failed is not None:
-            return failed(result, self._failed)
+        if self._failure.error is not None:  # as a worker does
+            return failed(result, self._failure.error)
         try:
             with torch.no_grad():
                 self._run_named(message, raw_bytes, call)
         except Exception as e:
-            self._failed = e
             return failed(result, e)
         return done(result)
 
@@ -108,20 +119,41 @@ class Endpoint:
         with self._lock:
             worker = self._workers.get(queue)
             if worker is None:
-                worker = self._workers[queue] = Worker(f"{self._name}/{queue}")
-            return worker.submit(lambda: self._run_named(message, raw_bytes, call, queue), result)
+                failure = self._failure if queue == COLLECTIVES else None
+                worker = self._workers[queue] = Worker(f"{self._name}/{queue}", failure)
+            turn = self.monitors.turn(message, queue)  # here: the order of the calls, on whatever lane
+            return worker.submit(lambda: self._run_named(message, raw_bytes, call, queue, turn), result)
 
-    def _run_named(self, message: Message, raw_bytes: float, call: Call, queue: str = COLLECTIVES) -> None:
+    def _run_named(
+        self,
+        message: Message,
+        raw_bytes: float,
+        call: Call,
+        queue: str = COLLECTIVES,
+        turn: Turn | None = None,
+    ) -> None:
         """Run a call now; what it raises says which call it was."""
         try:
             if queue == COLLECTIVES:
                 self._compare(message)
-            self.run(message, raw_bytes, call, queue)
+            self.run(message, raw_bytes, call, queue, turn)
         except Exception as e:
-            found = "" if self._after_failure is None else self._after_failure(str(message), e)
-            if isinstance(e, (PeerError, WireError)):
-                raise type(e)(f"rank {self.rank}: {message}: {e}{found}") from e
-            raise
+            error = self._named(message, e)
+            if queue == COLLECTIVES:
+                self._failure.note(error)
+                self.monitors.release()
+            if error is e:
+                raise
+            raise error from e
+
+    def _named(self, message: Message, error: Exception) -> Exception:
+        """What a call that has failed raises."""
+        if isinstance(self._failure.error, MismatchError) and isinstance(error, PeerError):
+            return self._failure.error  # the lane that found it has closed the connections of this one
+        found = "" if self._after_failure is None else self._after_failure(str(message), error)
+        if isinstance(error, (PeerError, WireError)):
+            return type(error)(f"rank {self.rank}: {message}: {error}{found}")
+        return error
 
     def _compare(self, message: Message) -> None:
         """Raise MismatchError on every rank if one is about to run something else."""
@@ -138,7 +170,14 @@ class Endpoint:
         ]
         if len(set(texts)) > 1:
             lines = "\n".join(f"  rank {rank}: {other}" for rank, other in enumerate(texts))
-            raise MismatchError(f"the ranks of a group run different collectives at the same time:\n{lines}")
+            error = MismatchError(
+                f"the ranks of a group run different collectives at the same time:\n{lines}"
+            )
+            self._failure.note(error)
+            # When one of them closes the other lanes, all of them know why.
+            with suppress(PeerError):
+                self._gather_control(message.axis, mine)
+            raise error
         self._agreed.add(text)
 
     def _conclude(self, message: Message, watch: Watch) -> None:
@@ -156,25 +195,6 @@ class Endpoint:
         control = Message(axis, "all_gather", "control", PASS_THROUGH, "uint8", every.numel())
         self.traffic.add(control, raw_nbytes("all_gather", every.numel(), self.size), tally)
         return every, tally.wire_s
-
-    def dump_states(self) -> bytes:
-        """What stateful codecs and monitors remember, for a checkpoint; no calls may be under way."""
-        return json.dumps({"codecs": self.streams.dump(), "monitors": self.monitors.dump()}).encode()
-
-    def load_states(self, dumped: bytes) -> None:
-        """Go on from :meth:`dump_states`: on every rank of the group, or on none.
-
-        Raises CheckpointError, and changes nothing, if it cannot be that.
-        """
-        try:
-            table = json.loads(dumped)
-            codecs, monitors = dict(table["codecs"]), dict(table["monitors"])
-        except (ValueError, KeyError, TypeError) as e:
-            raise CheckpointError(f"states of a group: {type(e).__name__}: {e}") from e
-        streams = Streams()
-        streams.load(codecs)
-        self.monitors.load(monitors)
-        self.streams = streams
 
     def close(self) -> None:
         """Finish what is queued and end the threads."""

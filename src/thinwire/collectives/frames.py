@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import wire
 from ..codecs.base import Codec
 from ..errors import WireError
+from .pairwise import Pairwise
 from .transport import Exchange, Metered, Pending
 
 
@@ -60,7 +61,7 @@ class Incoming:
     pending: Pending
     buffer: Tensor
     sizes: list[int]
-    keep: Tensor  # what is being sent must outlive the transfer
+    keep: Tensor | list[Tensor]  # what is being sent must outlive the transfer
 
     def __post_init__(self) -> None:
         self._frames = torch.split(self.buffer, self.sizes)
@@ -134,15 +135,65 @@ def exchange(
 ) -> Exchanged:
     """Start the all-to-all of frames. ``bounds[p]``: upper bound of the frame that rank p sends here."""
     sizes = list(bounds)
-    if not codec.fixed_size:
-        if padded:
-            transport.tally.padded += 1
-        else:
-            sizes = _exchange_sizes(outgoing, transport)
-            _check_sizes(sizes, bounds)
+    if announces(codec, transport, padded=padded):
+        sizes = _exchange_sizes(outgoing, transport)
+        _check_sizes(sizes, bounds)
     buffer = outgoing.buffer.new_empty(sum(sizes))
     exchange = transport.all_to_all(buffer, outgoing.buffer, sizes, outgoing.sizes, in_rounds=in_rounds)
     return Exchanged(exchange, buffer, sizes, outgoing.buffer)
+
+
+def announces(codec: Codec, transport: Metered, *, padded: bool) -> bool:
+    """Whether the sizes of this codec's frames must be told before the frames; counts which mode it is."""
+    if codec.fixed_size:
+        return False
+    if padded:
+        transport.tally.padded += 1
+    else:
+        transport.tally.two_phase += 1
+    return not padded
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Frames for a peer, one after the other: a message."""
+
+    peer: int
+    frames: Tensor
+    sizes: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Coming:
+    """A message from a peer: upper bounds of its frames; None: anything."""
+
+    peer: int
+    bounds: Sequence[int | None]
+
+
+def exchange_some(
+    leaving: Sequence[Leaving],
+    coming: Sequence[Coming],
+    pairwise: Pairwise,
+    *,
+    announced: bool,
+    in_rounds: bool = False,
+) -> Incoming:
+    """Start sending messages to some peers; those of a pair travel in this order on both sides.
+
+    announced: the sizes go first; else all frames are as long as their bounds. ``wait`` gives the frames of ``coming``.
+    """
+    bounds = [(message.peer, bound) for message in coming for bound in message.bounds]
+    sizes = _sizes_of_some(leaving, coming, pairwise) if announced else [bound or 0 for _, bound in bounds]
+    for (peer, bound), size in zip(bounds, sizes, strict=True):
+        _check_size(size, size if bound is None else bound, peer)
+    buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=pairwise.device)
+    left, lengths = iter(sizes), []
+    for message in coming:
+        lengths.append(sum(next(left) for _ in message.bounds))
+    places = list(zip([message.peer for message in coming], torch.split(buffer, lengths), strict=True))
+    exchange = pairwise.start([(m.peer, m.frames) for m in leaving], places, in_rounds=in_rounds)
+    return Incoming(exchange, buffer, sizes, [m.frames for m in leaving])
 
 
 def gather(
@@ -153,14 +204,10 @@ def gather(
     A frame travels in a slot of the largest size: exact where all chunks are equal.
     """
     slot = max(bounds)
-    if not codec.fixed_size:
-        if padded:
-            transport.tally.padded += 1
-        else:
-            transport.tally.two_phase += 1
-            sizes = _gather_sizes(frame, transport)
-            _check_sizes(sizes, bounds)
-            slot = max(sizes)
+    if announces(codec, transport, padded=padded):
+        sizes = _gather_sizes(frame, transport)
+        _check_sizes(sizes, bounds)
+        slot = max(sizes)
     mine = frame
     if frame.numel() != slot:
         mine = frame.new_zeros(slot)
@@ -216,12 +263,35 @@ def equal_parts(flat: Tensor, size: int) -> list[Tensor]:
 def _check_sizes(sizes: Sequence[int], bounds: Sequence[int]) -> None:
     """Nothing is allocated for a size that a peer announces before it is known to be possible."""
     for peer, (size, bound) in enumerate(zip(sizes, bounds, strict=True)):
-        if not 0 <= size <= bound:
-            raise WireError(f"rank {peer} announces a frame of {size} bytes, at most {bound} are possible")
+        _check_size(size, bound, peer)
+
+
+def _check_size(size: int, bound: int, peer: int) -> None:
+    if not 0 <= size <= bound:
+        raise WireError(f"rank {peer} announces a frame of {size} bytes, at most {bound} are possible")
+
+
+def _sizes_of_some(leaving: Sequence[Leaving], coming: Sequence[Coming], pairwise: Pairwise) -> list[int]:
+    """The sizes of all frames of ``coming``; of each pair in one message."""
+    told: dict[int, list[int]] = {}
+    for message in leaving:
+        told.setdefault(message.peer, []).extend(map(_sealed, message.sizes))
+    counts: dict[int, int] = {}
+    for expected in coming:
+        counts[expected.peer] = counts.get(expected.peer, 0) + len(expected.bounds)
+    mine = {
+        peer: torch.tensor(sizes, dtype=torch.int64, device=pairwise.device) for peer, sizes in told.items()
+    }
+    theirs = {peer: torch.empty(n, dtype=torch.int64, device=pairwise.device) for peer, n in counts.items()}
+    pairwise.start(
+        [(peer, sizes.view(torch.uint8)) for peer, sizes in mine.items()],
+        [(peer, sizes.view(torch.uint8)) for peer, sizes in theirs.items()],
+    ).wait()
+    left = {peer: iter(sizes.tolist()) for peer, sizes in theirs.items()}
+    return [_unsealed(next(left[m.peer]), m.peer) for m in coming for _ in m.bounds]
 
 
 def _exchange_sizes(outgoing: Outgoing, transport: Metered) -> list[int]:
-    transport.tally.two_phase += 1
     sealed = [_sealed(size) for size in outgoing.sizes]
     mine = torch.tensor(sealed, dtype=torch.int64, device=outgoing.buffer.device)
     theirs = torch.empty_like(mine)

@@ -28,13 +28,13 @@ from . import all_to_all as _all_to_all
 from . import broadcast as _broadcast
 from . import recv as _recv
 from . import reduce_scatter as _reduce_scatter
-from . import ring_reduce_scatter as _ring_reduce_scatter
 from . import send as _send
 from .endpoint import Endpoint
 from .frames import Chunks, equal_parts
 from .options import CallOptions
+from .torch_transport import TorchTransport
 from .traffic import Message, Traffic, raw_nbytes
-from .transport import Metered, TorchTransport
+from .transport import Metered
 from .work import Work
 
 Reduction = Literal["sum", "mean"]
@@ -103,10 +103,7 @@ def reduce_scatter(
         )
 
     def call(transport: Metered) -> None:
-        if options.algorithm == "ring":
-            target.copy_(_ring_reduce_scatter(flat, parsed, transport, chunks, options))
-        else:
-            target.copy_(_reduce_scatter(flat, parsed, transport, chunks, options))
+        target.copy_(_reduce_scatter(flat, parsed, transport, chunks, options))
 
     return _start("reduce_scatter", x, parsed, group, async_op, call)
 

@@ -17,7 +17,7 @@ kernels whose sums have a fixed order (:mod:`thinwire.codecs.lowrank`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -69,6 +69,7 @@ def low_rank_all_reduce(
     if flat.numel() == 0:
         return
     out = flat if out is None else out
+    options = replace(options, levels=())  # both rounds are exact on all levels
     # compensate
     values, watch = flat if residual is None else residual.add_(flat), transport.watch
     if watch.exact:

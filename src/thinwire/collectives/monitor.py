@@ -4,6 +4,9 @@ A *stream* is all messages of one axis, op, role, codec and dtype; of send and r
 stream count its calls alike, so they agree on which ones are sampled. After a sampled call the ranks exchange the squares of
 what they lost and of what they encoded: each computes the same relative L2 error from the same numbers, so all of
 them reach the limit in the same call, and go on without loss from the next one. No rank can do so alone.
+
+Calls have their turns in the order in which they were made. Where calls of a stream run side by side, those after a sampled
+one wait until it has been judged, if there is a limit: what is decided does not depend on which of them is faster.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from .traffic import PASS_THROUGH, Message
 _log = logging.getLogger("thinwire")
 Action = Literal["warn", "exact"]
 EXACT = NoneCodec()
-_STAGES = 2  # encodings of one call at most: an all-reduce has the sender's and the owner's
+_STAGES = 4  # encodings of one call at most: an all-reduce has the senders', one for each lossy level, and the owner's
 _ROW = struct.Struct(f"<{2 * _STAGES + 1}d")
 ROW_NBYTES = _ROW.size
 """Size of what a rank tells the others of a sampled call."""
@@ -74,13 +77,67 @@ class ErrorMonitor:
         return f"every={self.every},limit={self.limit},action={self.action}"
 
 
+class _Judged:
+    """A call that is due to be sampled. over: set when it is; exact: whether the stream travels as it is from then on.
+
+    before: the one before it, as long as it is not over.
+    """
+
+    def __init__(self, before: _Judged | None) -> None:
+        self.over = threading.Event()
+        self.exact = False
+        self.before = before
+
+
 @dataclass
 class _Stream:
-    """What both ends of a stream know: its calls so far, whether it travels as it is, whether the last error was high."""
+    """What both ends of a stream know: its calls so far, whether it travels as it is, whether the last error was high.
+
+    judged: the last call that was due to be sampled, if there is a limit.
+    """
 
     calls: int = 0
     exact: bool = False
     above: bool = False
+    judged: _Judged | None = None
+
+
+class Turn:
+    """A call's place among those of its stream. sample: the number of the sample that it is due for; None: for none."""
+
+    def __init__(
+        self,
+        name: str = "",
+        monitor: ErrorMonitor | None = None,
+        stream: _Stream | None = None,
+        sample: int | None = None,
+    ) -> None:
+        self._name, self._monitor, self._stream, self._sample = name, monitor, stream, sample
+        self._exact = stream is not None and stream.exact
+        self._before: _Judged | None = None
+        self._mine: _Judged | None = None
+        if stream is not None and monitor is not None and monitor.limit is not None:
+            self._before = stream.judged
+            if sample is not None:
+                self._mine = stream.judged = _Judged(stream.judged)
+
+    def watch(self) -> Watch:
+        """When the call runs: what is done about it. Waits until the last sampled call before it is over."""
+        if self._stream is None:
+            return IDLE
+        if self._before is not None:
+            self._before.over.wait()
+            # Not the stream's: a later call may have been judged before this one runs.
+            self._exact = self._before.exact
+        return Watch(
+            self._name, self._monitor, self._stream, None if self._exact else self._sample, exact=self._exact
+        )
+
+    def end(self) -> None:
+        """The call is over, or it has failed."""
+        if self._mine is not None and self._stream is not None:
+            self._mine.exact, self._mine.before = self._stream.exact, None
+            self._mine.over.set()
 
 
 class Watch:
@@ -96,8 +153,10 @@ class Watch:
         monitor: ErrorMonitor | None = None,
         stream: _Stream | None = None,
         sample: int | None = None,
+        *,
+        exact: bool = False,
     ) -> None:
-        self.exact = stream is not None and stream.exact
+        self.exact = exact
         self.sampled = sample is not None
         self.error: float | None = None
         self.nonfinite = False
@@ -211,25 +270,36 @@ class Monitors:
         self._by_axis = dict(by_axis)
         self._streams: dict[str, _Stream] = {}
         self._lossless: dict[str, bool] = {}
-        self._lock = threading.Lock()  # each stream is one worker's, the dict is all workers'
+        self._lock = threading.Lock()
 
-    def watch(self, message: Message, queue: str) -> Watch:
-        """The next call of a message's stream. queue: the worker's; it tells the peers of sends and receives apart."""
+    def turn(self, message: Message, queue: str) -> Turn:
+        """The next call of a message's stream, in the order of calls, the same on all ranks.
+
+        queue: the worker's; it tells the peers of sends and receives apart.
+        """
         monitor = self._by_axis.get(message.axis)
         if monitor is None or message.codec == PASS_THROUGH or self._is_lossless(message.codec):
-            return IDLE
+            return Turn()
         peer = message.op in ("send", "recv")
         # The receiver may not know the role.
         kind = f"{message.axis} {'send' if peer else f'{message.op} {message.role}'} {message.codec} {message.dtype}"
+        name = f"axis {message.axis}, {message.op} of role {message.role} as {message.codec}, {message.dtype}"
         with self._lock:
             stream = self._streams.setdefault(f"{kind} {queue}", _Stream())
-        window, at = divmod(stream.calls, monitor.every)
-        stream.calls += 1
-        # Not each time the same call: a step has the same messages in the same order, and all should have their turn.
-        turn = derive_seed(window, zlib.crc32(kind.encode())) % monitor.every if window else 0
-        sampled = at == turn and not stream.exact
-        name = f"axis {message.axis}, {message.op} of role {message.role} as {message.codec}, {message.dtype}"
-        return Watch(name, monitor, stream, window if sampled else None)
+            window, at = divmod(stream.calls, monitor.every)
+            stream.calls += 1
+            # Not each time the same call: a step has the same messages in the same order, and all should have their turn.
+            due = derive_seed(window, zlib.crc32(kind.encode())) % monitor.every if window else 0
+            return Turn(name, monitor, stream, window if at == due else None)
+
+    def release(self) -> None:
+        """Calls have failed: those that wait for them go on, and fail, too."""
+        with self._lock:
+            for stream in self._streams.values():
+                judged = stream.judged
+                while judged is not None:
+                    judged.over.set()
+                    judged = judged.before
 
     def _is_lossless(self, codec: str) -> bool:
         found = self._lossless.get(codec)

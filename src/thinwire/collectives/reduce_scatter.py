@@ -14,8 +14,11 @@ from torch import Tensor
 
 from ..codecs.base import Codec
 from . import frames
+from .choice import resolve
 from .frames import Chunks, Exchanged
+from .hierarchical import hierarchical_reduce_scatter
 from .options import CallOptions, derive_seed
+from .ring import ring_reduce_scatter
 from .transport import Metered
 
 
@@ -31,8 +34,13 @@ def reduce_scatter(
     """The fp32 sum over all ranks of this rank's chunk of x (flat; divided by the size if options.mean).
 
     residual: fp32, numel of x; added to x before encoding and replaced by what encoding lost. The rank's
-    own chunk loses nothing. x is not changed.
+    own chunk loses nothing. x is not changed. A ring has no residual.
     """
+    codec, options = resolve("reduce_scatter", codec, x.numel(), x.dtype, transport, options)
+    if options.algorithm == "ring":
+        return ring_reduce_scatter(x, codec, transport, chunks, options)
+    if options.algorithm == "hierarchical":
+        return hierarchical_reduce_scatter(x, codec, transport, chunks, options, residual=residual)
     me, codec = transport.rank, transport.watch.codec(codec)
     # compensate: from here on the residual holds x + residual, and encoding leaves in it what was lost.
     values = x if residual is None else residual.add_(x)

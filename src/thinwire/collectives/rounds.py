@@ -4,14 +4,38 @@ An all-to-all whose messages all leave at once fills every link from several sid
 what is left of the slowest pair goes over a link that is otherwise idle. In rounds, in which every rank sends to the one
 d places back and receives from the one d places on, each link carries one message in each direction. Four hosts with links
 of 200 Mbit/s, 2 MiB for each rank: 1.44 times the time that the bytes take at the link's rate when all leave at once, 1.10
-in rounds. Each round ends with a wait for the slowest pair, so that small messages are better sent at once.
+in rounds. Each round ends with a wait for the slowest pair, so that small messages are better sent at once: rounds that are
+small together are one. Each rank may decide that by its own messages. Of all transfers that are not done, take those over
+the smallest distance: both of their ends have done with all smaller ones, so both have started them, and they end.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
+
+from torch import Tensor
+
+_AT_ONCE_NBYTES = 512 << 10
+
+
+def shared_rounds(nbytes: Sequence[int], at_once: int = _AT_ONCE_NBYTES) -> list[list[int]]:
+    """The distances 1, 2, ... in their order, those of each round. nbytes: of each distance, in one direction.
+
+    Those of a round are under ``at_once`` bytes together, or only one.
+    """
+    rounds: list[list[int]] = []
+    total = 0
+    for distance, size in enumerate(nbytes, 1):
+        if rounds and total + size < at_once:
+            rounds[-1].append(distance)
+            total += size
+        else:
+            rounds.append([distance])
+            total = size
+    return rounds
 
 
 class Waits(Protocol):
@@ -68,3 +92,48 @@ class RoundsPending:
         """Return when the first ``number`` of them (None: all) are done, and with them all that were added before."""
         while self.done < (self.count if number is None else number):
             self._rounds.finish_one()
+
+
+class Paired:
+    """An all-to-all in rounds. number: peer -> how many of them until its message is there."""
+
+    def __init__(self, pending: RoundsPending, number: Callable[[int], int]) -> None:
+        self._pending, self._number = pending, number
+
+    def wait(self) -> None:
+        self._pending.wait()
+
+    def wait_for(self, peer: int) -> None:
+        self._pending.wait(self._number(peer))
+
+
+def pairs_in_rounds(
+    rounds: Rounds,
+    me: int,
+    outs: Sequence[Tensor],
+    ins: Sequence[Tensor],
+    recv: Callable[[Tensor, int], Waits],
+    send: Callable[[Tensor, int], Waits],
+) -> Paired:
+    """Send ``ins[p]`` to each rank p and receive ``outs[p]`` from it, in rounds; ``me``: this rank."""
+    size = len(outs)
+    outs[me].copy_(ins[me])
+
+    def start(distances: Sequence[int]) -> list[Waits]:
+        under_way: list[Waits] = []
+        for distance in distances:
+            source, to = (me + distance) % size, (me - distance) % size
+            # Empty messages do not travel: both ends know the sizes.
+            if outs[source].numel():
+                under_way.append(recv(outs[source], source))
+            if ins[to].numel():
+                under_way.append(send(ins[to], to))
+        return under_way
+
+    def nbytes(distance: int) -> int:
+        return max(outs[(me + distance) % size].numel(), ins[(me - distance) % size].numel())
+
+    shared = shared_rounds([nbytes(distance) for distance in range(1, size)])
+    number = {distance: turn for turn, distances in enumerate(shared, 1) for distance in distances}
+    added = rounds.add(partial(start, distances) for distances in shared)
+    return Paired(added, lambda peer: number.get((peer - me) % size, 0))

@@ -1,29 +1,22 @@
-"""How bytes reach the peers: the small interface below every collective, and torch's groups as one of it.
+"""How bytes reach the peers: the small interface below every collective, and the meter around it.
 
 A transport moves uint8 tensors whose sizes both ends know. It is asynchronous: every call returns a
 :class:`Pending` at once; calls of collective kind are made in the same order on every rank, send and recv
 in the same order on both ends of a pair.
+
+Of torch's groups: :mod:`.torch_transport`; of MPI: :mod:`thinwire.mpi.transport`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import PeerError
 from .monitor import IDLE, Watch
-from .rounds import Rounds, RoundsPending
 from .streams import Ends, Streams
 from .traffic import Tally
-
-# Messages of rounds and of send and recv, which other threads start, must not be taken for each other.
-_SINGLE_TAG, _ROUNDS_TAG = 0, 1
 
 
 class Pending(Protocol):
@@ -57,7 +50,7 @@ class Transport(Protocol):
     ) -> Exchange:
         """Send ``in_splits[p]`` bytes of inp to each rank p, receive ``out_splits[p]`` bytes from it.
 
-        in_rounds, the same on all ranks: messages are so large that pairs had better take turns.
+        in_rounds, the same on all ranks: pairs take turns where messages are large, see :mod:`~thinwire.collectives.rounds`.
         """
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
@@ -66,115 +59,11 @@ class Transport(Protocol):
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         """``buffer`` becomes that of rank ``src``."""
 
-    def send(self, buffer: Tensor, dst: int) -> Pending:
-        """Send ``buffer`` to rank ``dst``."""
+    def send(self, buffer: Tensor, dst: int, tag: int = 0) -> Pending:
+        """Send ``buffer`` to rank ``dst``. On the CPU, only a receive with the same tag (0 to 15) takes it."""
 
-    def recv(self, buffer: Tensor, src: int) -> Pending:
+    def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Pending:
         """Receive exactly ``buffer.numel()`` bytes from rank ``src``."""
-
-
-class _TorchPending:
-    def __init__(self, start: Callable[[], dist.Work | None], what: str) -> None:
-        self._what = what
-        with self._lost_peer():
-            self._work = start()
-
-    def wait(self) -> None:
-        if self._work is not None:
-            with self._lost_peer():
-                self._work.wait()
-            self._work = None
-
-    def wait_for(self, peer: int) -> None:
-        self.wait()
-
-    @contextmanager
-    def _lost_peer(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as e:
-            raise PeerError(f"{self._what} failed: {e}") from e
-
-
-class _InRounds:
-    """An exchange in rounds; number: peer -> how many of them until its message is there."""
-
-    def __init__(self, pending: RoundsPending, number: Callable[[int], int]) -> None:
-        self._pending, self._number = pending, number
-
-    def wait(self) -> None:
-        self._pending.wait()
-
-    def wait_for(self, peer: int) -> None:
-        self._pending.wait(self._number(peer))
-
-
-class TorchTransport:
-    """A ``torch.distributed`` process group (gloo, NCCL) as a transport.
-
-    The group must be used for nothing else by other threads: the order of its collectives is the order of
-    the calls here.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self.rank: int = group.rank()
-        self.size: int = group.size()
-        self._rounds = Rounds()
-
-    def all_to_all(
-        self,
-        out: Tensor,
-        inp: Tensor,
-        out_splits: Sequence[int],
-        in_splits: Sequence[int],
-        *,
-        in_rounds: bool = False,
-    ) -> Exchange:
-        if in_rounds and inp.device.type == "cpu":
-            return self._in_rounds(torch.split(out, list(out_splits)), torch.split(inp, list(in_splits)))
-        # alltoall_base and _allgather_base: the names that 2.11 and 2.13 share.
-        return _TorchPending(
-            lambda: self._group.alltoall_base(out, inp, list(out_splits), list(in_splits)),
-            f"all_to_all among {self.size} ranks",
-        )
-
-    def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
-        return _TorchPending(
-            lambda: self._group._allgather_base(out, inp),
-            f"all_gather among {self.size} ranks",
-        )
-
-    def _in_rounds(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> Exchange:
-        me, size = self.rank, self.size
-        outs[me].copy_(ins[me])
-
-        def start(distance: int) -> list[Pending]:
-            source, to = (me + distance) % size, (me - distance) % size
-            # Empty messages do not travel: both ends know the sizes.
-            arriving = [self._recv(outs[source], source, _ROUNDS_TAG)] if outs[source].numel() else []
-            leaving = [self._send(ins[to], to, _ROUNDS_TAG)] if ins[to].numel() else []
-            return [*arriving, *leaving]
-
-        rounds = self._rounds.add(partial(start, distance) for distance in range(1, size))
-        return _InRounds(rounds, lambda peer: (peer - me) % size)
-
-    def broadcast(self, buffer: Tensor, src: int) -> Pending:
-        options = dist.BroadcastOptions()
-        options.rootRank = src
-        return _TorchPending(lambda: self._group.broadcast([buffer], options), f"broadcast from rank {src}")
-
-    def send(self, buffer: Tensor, dst: int) -> Pending:
-        return self._send(buffer, dst, _SINGLE_TAG)
-
-    def recv(self, buffer: Tensor, src: int) -> Pending:
-        return self._recv(buffer, src, _SINGLE_TAG)
-
-    def _send(self, buffer: Tensor, dst: int, tag: int) -> Pending:
-        return _TorchPending(lambda: self._group.send([buffer], dst, tag), f"send to rank {dst}")
-
-    def _recv(self, buffer: Tensor, src: int, tag: int) -> Pending:
-        return _TorchPending(lambda: self._group.recv([buffer], src, tag), f"recv from rank {src}")
 
 
 class Metered:
@@ -194,7 +83,7 @@ class Metered:
         *,
         checksum: bool = False,
     ) -> None:
-        self._inner = inner
+        self.inner = inner
         self.tally = tally
         self.checksum = checksum
         self.rank = inner.rank
@@ -212,24 +101,24 @@ class Metered:
         in_rounds: bool = False,
     ) -> Exchange:
         self.tally.wire_bytes += sum(in_splits) - in_splits[self.rank]
-        exchange = self._inner.all_to_all(out, inp, out_splits, in_splits, in_rounds=in_rounds)
+        exchange = self.inner.all_to_all(out, inp, out_splits, in_splits, in_rounds=in_rounds)
         return _TimedExchange(exchange, self.tally)
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         self.tally.wire_bytes += inp.numel() * (self.size - 1)
-        return self._timed(self._inner.all_gather(out, inp))
+        return self._timed(self.inner.all_gather(out, inp))
 
     def broadcast(self, buffer: Tensor, src: int) -> Pending:
         # A tree: every rank but the root receives the buffer once; who sends it is the transport's choice.
         self.tally.wire_bytes += buffer.numel() * (self.size - 1) // self.size
-        return self._timed(self._inner.broadcast(buffer, src))
+        return self._timed(self.inner.broadcast(buffer, src))
 
-    def send(self, buffer: Tensor, dst: int) -> Pending:
+    def send(self, buffer: Tensor, dst: int, tag: int = 0) -> Pending:
         self.tally.wire_bytes += buffer.numel()
-        return self._timed(self._inner.send(buffer, dst))
+        return self._timed(self.inner.send(buffer, dst, tag))
 
-    def recv(self, buffer: Tensor, src: int) -> Pending:
-        return self._timed(self._inner.recv(buffer, src))
+    def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Pending:
+        return self._timed(self.inner.recv(buffer, src, tag))
 
     def _timed(self, pending: Pending) -> Pending:
         return _TimedPending(pending, self.tally)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future, collect_all
+
+from .side_stream import SideStreams, cuda_device, reached
 
 
 class Work(dist.Work):
@@ -19,7 +22,9 @@ class Work(dist.Work):
     def __init__(self, result: Any) -> None:
         super().__init__()
         self._result = result
-        self._future: Future[Any] = Future()
+        device = cuda_device(result)
+        # With a device, whoever waits makes its current stream wait for the one that was current at the end of the call.
+        self._future: Future[Any] = Future(devices=None if device is None else [device])
         self._error: BaseException | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -102,16 +107,32 @@ def failed(result: Any, error: Exception) -> Work:
     return work
 
 
+class Failure:
+    """Of calls that must not go on without each other: the first error of any. ``error``: None as long as there is none."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def note(self, error: Exception) -> None:
+        """Keep the error, if it is the first."""
+        with self._lock:
+            if self.error is None:
+                self.error = error
+
+
 class Worker:
     """A thread that runs calls one after the other, in the order in which they were submitted.
 
+    Those whose result is on a CUDA device run on a stream of the worker's own there, see :mod:`.side_stream`.
     After a call has failed, the peers' order of calls is unknown: the worker refuses all later ones with
-    the first error instead of hanging in them.
+    the first error instead of hanging in them. failure: shared with others whose calls have failed then, too.
     """
 
-    def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[tuple[Callable[[], object], Work] | None] = queue.SimpleQueue()
-        self._failed: Exception | None = None
+    def __init__(self, name: str, failure: Failure | None = None) -> None:
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._streams = SideStreams()
+        self._failure = failure if failure is not None else Failure()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -121,7 +142,8 @@ class Worker:
         if torch.is_inference_mode_enabled():
             # The mode belongs to a thread, and its tensors may be written only inside of it.
             call = torch.inference_mode()(call)
-        self._queue.put((call, work))
+        device = cuda_device(result)
+        self._queue.put(_Item(call, work, device, None if device is None else reached(device)))
         return work
 
     def close(self, timeout: float = 5.0) -> None:
@@ -133,15 +155,33 @@ class Worker:
     def _run(self) -> None:
         with torch.no_grad():
             while (item := self._queue.get()) is not None:
-                call, work = item
-                try:
-                    if self._failed is not None:
-                        raise self._failed
-                    call()
-                except Exception as e:
-                    self._failed = e
-                    work._finish(e)
+                if item.device is None or item.ready is None:
+                    self._complete(item)
                 else:
-                    work._finish()
+                    with self._streams.after(item.ready, item.device):
+                        self._complete(item)
+                        self._streams.hold(item.call, item.device)
                 # Do not keep the tensors of the last call alive while waiting for the next one.
-                del call, work, item
+                del item
+                self._streams.release(wait=self._queue.empty())
+
+    def _complete(self, item: _Item) -> None:
+        try:
+            if self._failure.error is not None:
+                raise self._failure.error
+            item.call()
+        except Exception as e:
+            self._failure.note(e)
+            item.work._finish(e)
+        else:
+            item.work._finish()
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A call and its handle. ready: how far the caller's stream was on ``device`` when it was made; None on the CPU."""
+
+    call: Callable[[], object]
+    work: Work
+    device: torch.device | None
+    ready: torch.cuda.Event | None

@@ -1,14 +1,14 @@
 """What every message of a thinwire group passes: identity, policy, roles, workers, counters.
 
-Two inner groups, because gloo and NCCL match collectives by the order of the calls: one for what passes
-through in the caller's order, one for frames in the worker's order.
+Several inner groups, because gloo and NCCL match collectives by the order of the calls: one for what passes
+through in the caller's order, one for the frames of each lane in its worker's order.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -20,15 +20,18 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from ..codecs import Codec, Compressor
-from ..collectives.endpoint import COLLECTIVES, Endpoint
+from ..collectives.endpoint import COLLECTIVES
+from ..collectives.lanes import Lanes
 from ..collectives.options import CallOptions, derive_seed
+from ..collectives.topology import Topology
 from ..collectives.traffic import PASS_THROUGH, Message, Tally, Traffic, gloo_nbytes, raw_nbytes
-from ..collectives.transport import Metered, TorchTransport
+from ..collectives.transport import Metered
 from ..errors import MismatchError, PeerError, PolicyError, nearest
-from ..inner import Counted, agree, disconnect, inner_devices, make_inner_group, meet
+from ..inner import Counted, agree, disconnect, inner_devices, make_inner_group, meet, transport_of
 from ..policy import AXES, NONE, ROLES, AxisPolicy
 from ..presets import load
 from ..wire import VERSION
+from .hosts import find_topology
 from .options import GroupOptions
 from .roll_call import RollCall
 from .statistics import LIVE
@@ -60,15 +63,21 @@ class GroupBase(dist.ProcessGroup):
         if options.axis is not None:
             self._check_policy()
         agree(store, rank, size, f"wire format {VERSION}, {options.text()}, policy {self.policy}", timeout)
+        self.topology: Topology | None = None
+        by_level = {axis: p for axis, p in self.policy.axes.items() if p.by_level}
+        if by_level:
+            self.topology = find_topology(store, rank, size, options, timeout)
+            self._check_levels(by_level, self.topology)
         self._roll_call = RollCall(store, rank, size)
         devices = inner_devices(options.backend)
         self._inner = self.make_inner(PrefixStore("pass", store), timeout)
-        self._frames: dist.ProcessGroup | None = None
-        self._endpoint: Endpoint | None = None
+        self._frames: list[dist.ProcessGroup] = []
+        self._lanes: Lanes | None = None
         if any(p.compresses for p in self.policy.axes.values()):
-            self._frames = self.make_inner(PrefixStore("frames", store), timeout)
-            self._endpoint = Endpoint(
-                TorchTransport(self._frames),
+            count = options.lane_count() if size > 1 else 1
+            self._frames = [self.make_inner(PrefixStore(f"frames{i}", store), timeout) for i in range(count)]
+            self._lanes = Lanes(
+                [transport_of(frames) for frames in self._frames],
                 self.traffic,
                 device=devices[0],
                 checksum=options.checksum,
@@ -76,8 +85,8 @@ class GroupBase(dist.ProcessGroup):
                 after_failure=self._after_failure,
                 monitors={axis: p.monitor for axis, p in self.policy.axes.items() if p.monitor is not None},
             )
-        # What is not overridden here falls through to the inner group's backend.
-        for device in devices:
+        # What is not overridden here falls through to the inner group's backend; MPI's group has none below it.
+        for device in devices if options.backend != "mpi" else ():
             self._register_backend(
                 device, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(device)
             )
@@ -94,17 +103,15 @@ class GroupBase(dist.ProcessGroup):
         Without that a rank that waits for one that has given up would wait until its own time is up.
         """
         if isinstance(error, MismatchError):
-            return ""  # all ranks raise it
-        self._disconnect()
+            # All ranks raise it; what is under way on other lanes must not wait for ranks that have given up.
+            if len(self._frames) > 1:
+                disconnect(*self._frames)
+            return ""
+        disconnect(self._inner, *self._frames)
         if isinstance(error, PeerError):
             return "\n" + self._roll_call.account(call, self.axis())
         self._roll_call.report(f"{call}: {type(error).__name__}: {error}")
         return ""
-
-    def _disconnect(self) -> None:
-        for group in (self._inner, self._frames):
-            if group is not None:
-                disconnect(group)
 
     def _lost(self, message: Message, error: RuntimeError) -> PeerError:
         """What to raise for the inner group's error in a call that passes through."""
@@ -179,6 +186,13 @@ class GroupBase(dist.ProcessGroup):
                     "group does not see; give GroupOptions.op_roles, or put the codec on the op"
                 )
 
+    def _check_levels(self, axes: Mapping[str, AxisPolicy], topology: Topology) -> None:
+        for axis, policy in axes.items():
+            try:
+                policy.check_levels(topology)
+            except PolicyError as e:
+                raise PolicyError(f"policy {self.policy.name}, axis {axis}: {e}") from None
+
     @contextmanager
     def role(self, role: str) -> Iterator[None]:
         """Inside, the messages of this thread are of this role. For integrations, which know what they send."""
@@ -247,7 +261,7 @@ class GroupBase(dist.ProcessGroup):
                 "message has none; send it through thinwire.integrate.tensor or thinwire.integrate.pipeline, or inside "
                 "ThinwireGroup.role(...)"
             )
-        codec = policy.codec(op, role, dtype, judged) if self._endpoint is not None else NONE
+        codec = policy.codec(op, role, dtype, judged, self.topology) if self._lanes is not None else NONE
         name = PASS_THROUGH if codec == NONE else str(codec)
         return codec, policy, Message(axis, op, role, name, str(dtype).removeprefix("torch."), nbytes)
 
@@ -257,40 +271,50 @@ class GroupBase(dist.ProcessGroup):
         For a checkpoint. Without it codecs begin anew: the values stay the same, the first messages are larger; and so do
         monitors: what travelled as it was since it had passed its limit is encoded again until it does so anew.
         """
-        return self._endpoint.dump_states() if self._endpoint is not None else b"{}"
+        return self._lanes.dump_states() if self._lanes is not None else b"{}"
 
     def load_codec_states(self, states: bytes) -> None:
         """Go on from :meth:`codec_states`, before the first call: on every rank of the group, or on none.
 
-        Raises CheckpointError, and changes nothing, if they cannot be those.
+        Raises CheckpointError, and changes nothing, if they cannot be those, or if codecs had states in a group with another
+        number of lanes.
         """
-        if self._endpoint is not None:
-            self._endpoint.load_states(states)
+        if self._lanes is not None:
+            self._lanes.load_states(states)
 
-    def call_options(self, policy: AxisPolicy, *, mean: bool = False) -> CallOptions:
-        """Options of the next call; its seed is different for each call and the same on all ranks."""
-        seed = self._next_seed(0)
-        return CallOptions(mean=mean, seed=seed, algorithm=policy.algorithm)
+    def call_options(
+        self, policy: AxisPolicy, message: Message, *, mean: bool = False, seed: int | None = None
+    ) -> CallOptions:
+        """Options of the next call, whose message and policy were looked up.
+
+        seed: the same on all ranks; None: one of the group's own, different for each call.
+        """
+        return CallOptions(
+            mean=mean,
+            seed=self._next_seed(0) if seed is None else seed,
+            algorithm=policy.algorithm,
+            topology=self.topology,
+            levels=policy.level_codecs(message.op, getattr(torch, message.dtype)) if policy.levels else (),
+        )
 
     def shutdown(self) -> None:
         """Finish queued calls, end the worker threads and close the inner groups."""
         LIVE.discard(self)
-        if self._endpoint is not None:
-            self._endpoint.close()
+        if self._lanes is not None:
+            self._lanes.close()
         self._close_inner()
 
     def abort(self) -> None:
         """Close the connections, so that calls under way fail on all ranks, then end the worker threads."""
         LIVE.discard(self)
-        self._disconnect()
+        disconnect(self._inner, *self._frames)
         self._close_inner()
-        if self._endpoint is not None:
-            self._endpoint.close()
+        if self._lanes is not None:
+            self._lanes.close()
 
     def _close_inner(self) -> None:
-        self._inner.shutdown()
-        if self._frames is not None:
-            self._frames.shutdown()
+        for group in (self._inner, *self._frames):
+            group.shutdown()
 
     def _next_seed(self, kind: int) -> int:
         with self._calls_lock:
@@ -298,19 +322,25 @@ class GroupBase(dist.ProcessGroup):
             return derive_seed(self.options.seed, kind, int(self.calls[kind]))
 
     def submit(
-        self, message: Message, call: Callable[[Metered], None], result: Any, queue: str = COLLECTIVES
+        self,
+        message: Message,
+        call: Callable[[Metered], None],
+        result: Any,
+        queue: str = COLLECTIVES,
+        lane: int | None = None,
     ) -> dist.Work:
         """Run a collective over the frames' transport on the worker of ``queue``, and count it as ``message``.
 
         For integrations that call the functions of :mod:`thinwire.collectives` themselves. The same order of
-        calls on every rank. Raises PolicyError if the policy compresses nothing.
+        calls on every rank. lane: calls with numbers that differ by less than the number of lanes run side by side; the same
+        on every rank; None: after the last such call's. Raises PolicyError if the policy compresses nothing.
         """
-        if self._endpoint is None:
+        if self._lanes is None:
             raise PolicyError(f"policy {self.policy.name} compresses nothing, so this group sends no frames")
         raw = raw_nbytes(message.op, message.nbytes, self._size)
         if self.options.inline and queue == COLLECTIVES:
-            return self._tracked(self._endpoint.submit_inline(message, raw, call, result))
-        return self._tracked(self._endpoint.submit(message, raw, call, result, queue))
+            return self._tracked(self._lanes.submit_inline(message, raw, call, result))
+        return self._tracked(self._lanes.submit(message, raw, call, result, queue, lane))
 
     def _pass(self, message: Message, start: Callable[[], dist.Work]) -> dist.Work:
         """Hand a message to the inner group and count it; its time runs until the caller's wait returns."""

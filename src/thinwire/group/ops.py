@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 from .. import collectives as c
-from ..codecs import Codec
 from ..collectives.frames import equal_parts
-from ..collectives.options import CallOptions, derive_seed
+from ..collectives.options import derive_seed
 from ..collectives.traffic import PASS_THROUGH, Message
 from ..collectives.transport import Metered
 from ..errors import PolicyError
@@ -45,7 +44,7 @@ class ThinwireGroup(GroupBase):
         codec, policy, message = self.look_up("all_reduce", x.dtype, nbytes_of(x))
         if codec == NONE or not _sums(opts) or x.layout != torch.strided:
             return self._pass(message, lambda: self._inner.allreduce(tensors, opts))
-        options = self.call_options(policy, mean=opts.reduceOp == _AVG)
+        options = self.call_options(policy, message, mean=opts.reduceOp == _AVG)
 
         def call(transport: Metered) -> None:
             with flat_view(x) as flat:
@@ -66,12 +65,12 @@ class ThinwireGroup(GroupBase):
         check_share("reduce_scatter", output, input, self._size)
         if codec == NONE or not _sums(opts):
             return self._pass(message, lambda: self._inner._reduce_scatter_base(output, input, opts))
-        options = self.call_options(policy, mean=opts.reduceOp == _AVG)
+        options = self.call_options(policy, message, mean=opts.reduceOp == _AVG)
         chunks = c.Chunks(input.numel(), self._size, output.numel())
 
         def call(transport: Metered) -> None:
             flat = input.contiguous().view(-1)
-            output.copy_(_reduce(flat, codec, transport, chunks, options).view_as(output))
+            output.copy_(c.reduce_scatter(flat, codec, transport, chunks, options).view_as(output))
 
         return self.submit(message, call, [output])
 
@@ -88,13 +87,13 @@ class ThinwireGroup(GroupBase):
         codec, policy, message = self.look_up("reduce_scatter", out.dtype, chunks.numel * out.element_size())
         if codec == NONE or not _sums(opts):
             return self._pass(message, lambda: self._inner.reduce_scatter(outputs, inputs, opts))
-        options = self.call_options(policy, mean=opts.reduceOp == _AVG)
+        options = self.call_options(policy, message, mean=opts.reduceOp == _AVG)
 
         def call(transport: Metered) -> None:
             flat = out.new_zeros(chunks.numel)
             for p, part in enumerate(parts):
                 flat[p * width : p * width + part.numel()] = part.reshape(-1)
-            shard = _reduce(flat, codec, transport, chunks, options)
+            shard = c.reduce_scatter(flat, codec, transport, chunks, options)
             out.copy_(shard[: out.numel()].view_as(out))
 
         return self.submit(message, call, outputs)
@@ -119,7 +118,7 @@ class ThinwireGroup(GroupBase):
         check_share("all_gather", input, output, self._size)
         if codec == NONE:
             return self._pass(message, lambda: self._inner._allgather_base(output, input, opts))
-        options = self.call_options(policy)
+        options = self.call_options(policy, message)
 
         def call(transport: Metered) -> None:
             with flat_view(output) as flat:
@@ -139,7 +138,7 @@ class ThinwireGroup(GroupBase):
         codec, policy, message = self.look_up("all_gather", x.dtype, sum(nbytes_of(o) for o in outs))
         if codec == NONE:
             return self._pass(message, lambda: self._inner.allgather(outputs, inputs, opts))
-        options = self.call_options(policy)
+        options = self.call_options(policy, message)
 
         def call(transport: Metered) -> None:
             flats = [o.new_empty(o.numel()) for o in outs]
@@ -175,15 +174,14 @@ class ThinwireGroup(GroupBase):
             return self._pass(
                 message, lambda: self._inner.alltoall_base(output, input, out_splits, in_splits, opts)
             )
-        options = self.call_options(policy)
+        options = self.call_options(policy, message)
 
         def call(transport: Metered) -> None:
             with flat_view(output) as flat:
                 source = input.contiguous().view(-1)
                 outs = split_rows(flat, output, out_splits, self._size)
-                c.all_to_all(
-                    split_rows(source, input, in_splits, self._size), outs, codec, transport, options
-                )
+                ins, even = split_rows(source, input, in_splits, self._size), not (out_splits or in_splits)
+                c.all_to_all(ins, outs, codec, transport, options, even=even)
 
         return self.submit(message, call, [output])
 
@@ -194,7 +192,7 @@ class ThinwireGroup(GroupBase):
         nbytes = sum(nbytes_of(x) for x in inputs)
         codec, policy, message = self.look_up("all_to_all", inputs[0].dtype, nbytes, any_size=True)
         if codec != NONE:
-            options = self.call_options(policy)
+            options = self.call_options(policy, message)
 
             def call(transport: Metered) -> None:
                 sources = [x.contiguous().view(-1) for x in inputs]
@@ -221,7 +219,7 @@ class ThinwireGroup(GroupBase):
         codec, policy, message = self.look_up("broadcast", x.dtype, nbytes_of(x))
         if codec == NONE:
             return self._pass(message, lambda: self._inner.broadcast(tensors, opts))
-        options, root = self.call_options(policy), opts.rootRank
+        options, root = self.call_options(policy, message), opts.rootRank
 
         def call(transport: Metered) -> None:
             with flat_view(x) as flat:
@@ -300,11 +298,6 @@ def _sums(opts: Any) -> bool:
     """SUM and AVG are linear, so their terms may be encoded; MIN, MAX, PROD and bit operations pass through."""
     # ReduceOp compares with a member by ==, but not from the member's side, which "in" would do.
     return bool(opts.reduceOp == _SUM or opts.reduceOp == _AVG)
-
-
-def _reduce(flat: Tensor, codec: Codec, transport: Metered, chunks: c.Chunks, options: CallOptions) -> Tensor:
-    reduce = c.ring_reduce_scatter if options.algorithm == "ring" else c.reduce_scatter
-    return reduce(flat, codec, transport, chunks, options)
 
 
 def _all_reduce_options(op: Any = None) -> Any:

@@ -34,8 +34,9 @@ from .checkpoint_parts import Part, group_part, part_of
 from .ddp import DdpCompression
 from .fsdp import FsdpCompression
 from .gradients import GradientSync
+from .sharded import ShardedModel
 
-Compression = GradientSync | DdpCompression | FsdpCompression | ThinwireGroup
+Compression = GradientSync | DdpCompression | FsdpCompression | ShardedModel | ThinwireGroup
 """What has a state."""
 _LAYOUT = "layout"
 
@@ -82,6 +83,7 @@ def load_compression(
       still to be sent of each mean gradient is what it was.
     - Masters of GradientSync are cut anew, exactly, Q of low-rank reductions are kept, and so are counters.
     - Codebooks begin anew (the first messages are larger), and so does what monitors know of sends and receives.
+    - The state of a ShardedModel is for the same ranks and degrees only.
     - One rank encodes nothing: residuals are dropped. From one rank: they begin at 0.
 
     Nothing is changed in the checkpoint, and ranks do not talk. Warns, and says in what it returns, what begins anew. Raises
@@ -166,7 +168,7 @@ def _with_groups(parts: Sequence[Compression]) -> list[Part]:
     found = [part_of(p) for p in parts if not isinstance(p, ThinwireGroup)]
     groups: list[ThinwireGroup] = []
     for part in parts:
-        group = part if isinstance(part, ThinwireGroup) else part.group
+        group = part if isinstance(part, ThinwireGroup) else getattr(part, "group", None)
         if isinstance(group, ThinwireGroup) and not any(group is known for known in groups):
             groups.append(group)
     return [*found, *map(group_part, groups)]

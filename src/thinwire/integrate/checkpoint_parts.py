@@ -16,6 +16,7 @@ from ..group import ThinwireGroup
 from .ddp import DdpCompression
 from .fsdp import FsdpCompression
 from .gradients import GradientSync
+from .sharded import ShardedModel
 
 Layout = dict[str, Any]
 """How a part's tensors lie in messages, of JSON's types."""
@@ -78,9 +79,11 @@ def part_of(thing: object) -> Part:
         return _Ddp(thing)
     if isinstance(thing, FsdpCompression):
         return _Fsdp(thing)
+    if isinstance(thing, ShardedModel):
+        return _Cut(thing)
     raise UnsupportedError(
-        f"{type(thing).__name__} has no state of compression; GradientSync, DdpCompression, FsdpCompression and thinwire "
-        "groups have"
+        f"{type(thing).__name__} has no state of compression; GradientSync, DdpCompression, FsdpCompression, ShardedModel "
+        "and thinwire groups have"
     )
 
 
@@ -107,8 +110,8 @@ class _Group(Part):
         states = json.loads(bytes(saved.read(0, [_STATES])[_STATES].tolist()) or b"{}")
         # Of collectives all ranks know the same; a send's peer may be no more.
         monitors = {k: v for k, v in states.get("monitors", {}).items() if k.endswith(" collectives")}
-        self._group.load_codec_states(json.dumps({"codecs": {}, "monitors": monitors}).encode())
-        return [f"codebooks of axis {self._group.axis()}"] if states.get("codecs") else []
+        self._group.load_codec_states(json.dumps({"codecs": [], "calls": 0, "monitors": monitors}).encode())
+        return [f"codebooks of axis {self._group.axis()}"] if any(states.get("codecs", [])) else []
 
 
 class _Fsdp(Part):
@@ -128,6 +131,33 @@ class _Fsdp(Part):
         # FSDP runs its collectives with one rank, too, so residuals are there.
         self._compression.load_state_dict({**saved.read(0, [_STEPS]), **mean_residuals(saved)})
         return []
+
+
+class _Cut(Part):
+    """Each rank's parts are a part of their own: no two ranks need have the same."""
+
+    kind = "cut"
+
+    def __init__(self, model: ShardedModel) -> None:
+        super().__init__(None)
+        self._model = model
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._model.state_dict()
+
+    def layout(self) -> Layout:
+        units = [[unit.name, unit.numel] for unit in self._model.units]
+        return {"degrees": str(self._model.degrees), "ranks": self._model.ladder.world, "units": units}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        self._model.load_state_dict(tensors)
+
+    def load_other(self, saved: Saved, layout: Layout) -> list[str]:
+        raise CheckpointError(
+            f"cut state was saved with degrees {layout['degrees']} on {layout['ranks']} ranks, here are "
+            f"{self._model.degrees} on {self._model.ladder.world}, or other units: save ShardedModel.parameters(), "
+            "too, and load those with load_parameters"
+        )
 
 
 class _Ddp(Part):

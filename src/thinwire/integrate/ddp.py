@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import collectives as c
 from ..codecs import Compressor, LowRank
-from ..collectives.options import CallOptions, derive_seed
+from ..collectives.options import derive_seed
 from ..collectives.transport import Metered
 from ..errors import CheckpointError, UnsupportedError
 from ..feedback import Feedback, Span, StepState
@@ -63,6 +63,7 @@ class DdpCompression:
         self._finds_unused = model.find_unused_parameters and not model.static_graph
         self._ended = True  # the step before
         self._last = sys.maxsize  # index of the bucket before
+        self._sent = 0  # compressed buckets of this step
         self._buckets: dict[int, tuple[tuple[str, ...], States]] = {}
         self._layout: dict[int, list[Tensor]] = {}  # the parameters of all buckets, compressed or not
         self._live: dict[str, Tensor] = {}  # name -> its part of a bucket's residual
@@ -188,7 +189,7 @@ class DdpCompression:
             return passed
         kept = self._kept(index, bucket, compressor, policy)
         seed = derive_seed(self.group.options.seed, _REDUCE, int(self._steps), index)
-        options = CallOptions(mean=True, seed=seed, algorithm=policy.algorithm)
+        options = self.group.call_options(policy, message, mean=True, seed=seed)
         scale = self._scale() if self._scale is not None else 1.0
         widen = scale != 1.0 or isinstance(compressor, LowRank)
 
@@ -199,7 +200,8 @@ class DdpCompression:
                 buffer.copy_(flat.mul_(scale))
             self._seen(buffer)
 
-        future: Future[Tensor] = self.group.submit(message, call, buffer).get_future()
+        lane, self._sent = self._sent, self._sent + 1
+        future: Future[Tensor] = self.group.submit(message, call, buffer, lane=lane).get_future()
         return future
 
     def _seen(self, buffer: Tensor) -> Tensor:
@@ -227,6 +229,7 @@ class DdpCompression:
     def _begin_step(self) -> None:
         self._end_step()
         self._steps += 1
+        self._sent = 0
         self._layout.clear()
         for state in self._states():
             state.begin()

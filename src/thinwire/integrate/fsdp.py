@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from .. import collectives as c
 from ..codecs import Codec, Compressor
 from ..collectives.frames import equal_parts
-from ..collectives.options import CallOptions, derive_seed
+from ..collectives.options import derive_seed
 from ..collectives.transport import Metered
 from ..errors import UnsupportedError
 from ..feedback import take_back
@@ -36,11 +36,14 @@ from ..group import ThinwireGroup
 from ..policy import NONE, AxisPolicy
 from ..torch_names import all_gather_single, reduce_scatter_single
 from . import reductions
+from .fsdp_deferred import Deferred
 from .fsdp_units import Member, Unit, columns, put, take, units_of
 from .step_residuals import StepResiduals
 
 # Parts of seeds; groups count their own calls under 0 and 1.
 _GATHER, _REDUCE, _REPLICATE = 2, 3, 4
+# A reduction must not wait for the parameters of the next layer, which FSDP gathers ahead.
+_GATHER_LANE, _REDUCE_LANE = 0, 1
 
 
 class FsdpCompression:
@@ -64,6 +67,7 @@ class FsdpCompression:
         self._scale = scale
         self._residuals = StepResiduals(rollback=rollback or scale is not None, dtype=residual_dtype)
         self._reductions = 0  # of this step
+        self._deferred = Deferred()
         self._step_scale = 1.0
         self._steps = torch.zeros(1, dtype=torch.int64)
         for unit in units:
@@ -118,12 +122,12 @@ class FsdpCompression:
                 )
                 return work
         seed = derive_seed(unit.group.options.seed, _GATHER, int(self._steps), unit.index)
-        outs, options = equal_parts(output, group.size()), CallOptions(seed=seed, algorithm=policy.algorithm)
+        outs, options = equal_parts(output, group.size()), unit.group.call_options(policy, message, seed=seed)
 
         def call(transport: Metered) -> None:
             c.all_gather(shard, outs, codec, transport, options)
 
-        return unit.group.submit(message, call, output)
+        return unit.group.submit(message, call, output, lane=_GATHER_LANE)
 
     def reduce(self, unit: Unit, output: Tensor, gradients: Tensor, group: Any, op: Any) -> None:
         """Fill output, this rank's part of a message of gradients, with their sum or mean over the ranks."""
@@ -145,7 +149,7 @@ class FsdpCompression:
             return
         mean, scale = _is_mean(unit, op), self._step_scale
         seed = derive_seed(unit.group.options.seed, _REDUCE, int(self._steps), self._reductions)
-        options = CallOptions(mean=mean, seed=seed, algorithm=policy.algorithm)
+        options = unit.group.call_options(policy, message, mean=mean, seed=seed)
         members: tuple[Member, ...] = ()
         if _has_residual(compressor, policy):
             members = _members(unit, gradients.numel(), unit.group.size())
@@ -167,8 +171,12 @@ class FsdpCompression:
             if scale != 1.0:
                 output.mul_(scale)
 
-        # FSDP ignores the Work and reads the output at once.
-        unit.group.submit(message, call, output).wait()
+        # FSDP ignores the Work.
+        work = unit.group.submit(message, call, output, lane=_REDUCE_LANE)
+        if mean and unit.takes_views(output.dtype) and self._deferred.possible():
+            self._deferred.add(work)
+        else:
+            work.wait()
 
     def _all_reduce(self, unit: Unit, output: Tensor, op: Any) -> dist.Work:
         """Sum or average what was reduce-scattered over the replicas."""
@@ -179,7 +187,7 @@ class FsdpCompression:
             with group.role("gradient"):
                 return group.allreduce([output], op)
         seed = derive_seed(group.options.seed, _REPLICATE, int(self._steps), self._reductions)
-        options = CallOptions(mean=_is_mean(unit, op), seed=seed, algorithm=policy.algorithm)
+        options = group.call_options(policy, message, mean=_is_mean(unit, op), seed=seed)
         if not _has_residual(compressor, policy):
             return group.submit(
                 message, lambda transport: c.all_reduce(output, compressor, transport, options), [output]

@@ -56,6 +56,25 @@ class Unit:
     members: tuple[Member, ...]
     dtype: torch.dtype
     device: torch.device
+    param_group: Any
+
+    def takes_views(self, dtype: torch.dtype) -> bool:
+        """Whether FSDP only keeps views of a mean gradient of this dtype until the backward pass ends, and reads none of it.
+
+        It reads what it adds to an earlier gradient, casts, moves, reduces once more, or shows a hook.
+        """
+        return (
+            self.device.type == "cpu"
+            and self.replicas is None
+            and self.param_group._all_reduce_hook is None
+            and all(
+                member.fsdp.orig_dtype == dtype
+                and not member.fsdp.offload_to_cpu
+                and member.fsdp.sharded_param.grad is None
+                and not getattr(member.fsdp.sharded_param, "_post_accumulate_grad_hooks", None)
+                for member in self.trained()
+            )
+        )
 
     def trained(self) -> tuple[Member, ...]:
         """The parameters whose gradients are in a message, in their order, if all of them have one."""
@@ -159,7 +178,7 @@ def _unit(index: int, name: str, module: FSDPModule, param_group: Any, names: di
     precision = param_group.mp_policy
     first = next((m for m in members if m.trained), members[0])  # all that are trained have one dtype
     dtype = precision.reduce_dtype or precision.param_dtype or first.fsdp.sharded_param.dtype
-    return Unit(index, name, module, group, replicas, tuple(members), dtype, param_group.device)
+    return Unit(index, name, module, group, replicas, tuple(members), dtype, param_group.device, param_group)
 
 
 def _shown(name: str) -> str:

@@ -124,6 +124,7 @@ class GradientSync:
         self._backwards = 0
         self._scale = 1.0
         self._next = 0  # index of the bucket that is launched next: the same order on every rank
+        self._sent = 0  # compressed buckets, since reductions or gathers began
         self._handles: list[RemovableHandle] = []
         self.buckets = _make_buckets(list(parameters), labels, bucket_bytes)
         for bucket in self.buckets:
@@ -140,7 +141,7 @@ class GradientSync:
         """Begin a step. backwards: contributions per parameter to wait for; scale: their common factor."""
         self._backwards = backwards
         self._scale = scale
-        self._next = 0
+        self._next = self._sent = 0
         for bucket in self.buckets:
             bucket.missing = backwards * len(bucket.members)
             bucket.unscaled = False
@@ -196,6 +197,7 @@ class GradientSync:
         loses is in the next step's difference, so the error does not add up. If a peer is lost (PeerError), no parameter
         has changed.
         """
+        self._sent = 0
         pending = [(bucket, *self._start_gather(bucket)) for bucket in self.buckets]
         for _, work, _, _ in pending:
             if work is not None:
@@ -225,12 +227,14 @@ class GradientSync:
                 if policy.difference:
                     shard = shard - self._parameter_shard(bucket)
                 values = self._gather_buffer(bucket, dtype)
-                outs, options = equal_parts(values, self._size), group.call_options(policy)
+                outs, options = equal_parts(values, self._size), group.call_options(policy, message)
 
                 def call(transport: Metered) -> None:
                     c.all_gather(shard, outs, codec, transport, options)
 
-                return group.submit(message, call, values), values, policy.difference
+                work: dist.Work | None = group.submit(message, call, values, lane=self._sent)
+                self._sent += 1
+                return work, values, policy.difference
         values = self._gather_buffer(bucket, bucket.dtype)
         work = all_gather_single(values, bucket.master.to(bucket.dtype), group=group, async_op=True)
         return work, values, False
@@ -346,8 +350,9 @@ class GradientSync:
                 if self._scale != 1.0:
                     bucket.flat.div_(self._scale)  # residuals are unscaled
                     bucket.unscaled = True
-                call = self._reduction(bucket, codec, self.group.call_options(policy))
-                bucket.work = self.group.submit(message, call, bucket.grad)
+                call = self._reduction(bucket, codec, self.group.call_options(policy, message))
+                bucket.work = self.group.submit(message, call, bucket.grad, lane=self._sent)
+                self._sent += 1
                 return
         if self.sharded:
             bucket.work = reduce_scatter_single(bucket.grad, bucket.flat, group=self.group, async_op=True)

@@ -13,8 +13,8 @@ from ..policy import AXES, Policy
 from ..presets import load
 
 # Over a data-parallel group: gradients are reduced (axis dp), sharded parameters are gathered (axis zero).
-_DP_AXES = {"all_reduce": "dp", "reduce_scatter": "dp", "all_gather": "zero"}
-_DP_ROLES = {"all_reduce": "gradient", "reduce_scatter": "gradient", "all_gather": "parameter"}
+DP_AXES = {"all_reduce": "dp", "reduce_scatter": "dp", "all_gather": "zero"}
+DP_ROLES = {"all_reduce": "gradient", "reduce_scatter": "gradient", "all_gather": "parameter"}
 
 
 def init_mesh(
@@ -34,8 +34,8 @@ def init_mesh(
     gradients through :class:`~thinwire.integrate.gradients.GradientSync`, :func:`~thinwire.integrate.ddp.compress_ddp`
     or :func:`~thinwire.integrate.fsdp.compress_fsdp`, which run error feedback; if not, a policy that asks for it is
     refused. options: inner backend, time-out and what else the groups share; policy, axes, roles, seed and inline (for
-    tp, whose callers wait at once) are set here. backend: a name given to :func:`thinwire.group.register`. Needs an
-    initialised default process group, of any backend.
+    tp, whose callers wait at once) are set here, and one lane for tp, and for pp, which sends and receives. backend: a name
+    given to :func:`thinwire.group.register`. Needs an initialised default process group, of any backend.
 
     DTensor takes meshes of the same ranks and names for one another, whatever their groups are (PyTorch's hash of a
     mesh leaves them out): a process that uses DTensor needs one such mesh only.
@@ -53,11 +53,12 @@ def init_mesh(
                 options,
                 policy=loaded,
                 axis=axis,
-                op_axes=_DP_AXES if dp else {},
-                op_roles=_DP_ROLES if dp else {},
+                op_axes=DP_AXES if dp else {},
+                op_roles=DP_ROLES if dp else {},
                 feedback_by_caller=feedback and dp,
                 roles_by_caller=not dp,
                 inline=axis == "tp",
+                lanes=1 if axis in ("tp", "pp") else options.lanes,
                 seed=seed,
             ),
         )

@@ -117,7 +117,4 @@ def coded_reduce_scatter(
 ) -> None:
     """Fill out (a rank's share of flat) through a codec. residual: fp32, in the order of flat; it is changed."""
     chunks = c.Chunks(flat.numel(), transport.size, out.numel())
-    if options.algorithm == "ring":
-        out.copy_(c.ring_reduce_scatter(flat, codec, transport, chunks, options))
-    else:
-        out.copy_(c.reduce_scatter(flat, codec, transport, chunks, options, residual=residual))
+    out.copy_(c.reduce_scatter(flat, codec, transport, chunks, options, residual=residual))

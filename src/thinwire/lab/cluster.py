@@ -9,22 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ..collectives.topology import Topology as Places
 from ..errors import LayoutError, NetworkError
-from ..group import BACKEND, GroupOptions
+from ..group import GroupOptions
 from ..launch import Place, run_ranks
 from . import paced_group
+from .mpirun import Mpirun, run_mpi_ranks
 from .net import Calibration, Network, Topology, available, calibrate, check, parse_rate
 from .paced_group import PacedOptions
+from .wiring import Wiring
 
 _PRELOAD = ("thinwire.lab.train.trainer", "thinwire.lab.compare.rank")
-
-
-@dataclass(frozen=True)
-class Wiring:
-    """How a rank makes its groups on a cluster: arguments of :func:`thinwire.init_mesh`."""
-
-    backend: str = BACKEND
-    options: GroupOptions = GroupOptions()
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,8 @@ class Cluster:
     """Places for ranks, and what is known of the link between their hosts.
 
     emulation: ``netns`` (kernel-shaped links), ``paced`` (senders wait) or ``none``. paced_folder: where the
-    ranks' pacers meet, if paced. calibration: what the link carried before the run.
+    ranks' pacers meet, if paced. calibration: what the link carried before the run. mpirun: what starts the ranks, and then
+    carries their messages; None: they are started here, and gloo carries them.
     """
 
     topology: Topology
@@ -41,6 +37,7 @@ class Cluster:
     places: tuple[Place, ...] | None
     calibration: Calibration | None
     paced_folder: str | None = None
+    mpirun: Mpirun | None = None
 
     @property
     def world(self) -> int:
@@ -49,9 +46,15 @@ class Cluster:
     @property
     def wiring(self) -> Wiring:
         """What ranks need to make groups whose messages go over this cluster's links."""
+        hosts = set(self.topology.rank_counts)
+        per_host = hosts.pop() if len(hosts) == 1 else 1  # of different sizes: as if no rank had a neighbour
+        if self.mpirun is not None:
+            return Wiring(options=GroupOptions(backend="mpi"), ranks_per_host=per_host)
         if self.paced_folder is None:
-            return Wiring()
-        return Wiring(paced_group.BACKEND, PacedOptions(topology=self.topology, folder=self.paced_folder))
+            return Wiring(ranks_per_host=per_host)
+        names = Places.of_hosts([str(host) for host in self.topology.host_of_rank])
+        options = PacedOptions(topology=self.topology, folder=self.paced_folder, hosts=names)
+        return Wiring(paced_group.BACKEND, options, per_host)
 
     def link(self) -> dict[str, Any]:
         """The link as ``result.json`` holds it."""
@@ -73,7 +76,18 @@ class Cluster:
         collective_timeout: float = 300.0,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Run ``fn`` in every rank, see :func:`thinwire.launch.run_ranks`."""
+        """Run ``fn`` in every rank, see :func:`thinwire.launch.run_ranks` and :func:`.mpirun.run_mpi_ranks`."""
+        if self.mpirun is not None:
+            return run_mpi_ranks(
+                fn,
+                self.world,
+                *args,
+                timeout=timeout,
+                collective_timeout=collective_timeout,
+                mpirun=self.mpirun,
+                places=self.places,
+                on_message=on_message,
+            )
         return run_ranks(
             fn,
             self.world,
@@ -95,17 +109,26 @@ def spread(world: int, hosts: int) -> tuple[int, ...]:
 
 @contextmanager
 def cluster(
-    world: int, hosts: int, link: str, *, latency_s: float = 0.0, paced: bool = False
+    world: int,
+    hosts: int,
+    link: str,
+    *,
+    latency_s: float = 0.0,
+    paced: bool = False,
+    mpirun: Mpirun | None = None,
 ) -> Iterator[Cluster]:
     """Hosts for ``world`` ranks with links of rate ``link`` ("200mbit"; "none": this machine's loopback).
 
     Measures the link and refuses one that is not what it claims. paced: let senders wait instead of shaping,
-    for machines without root; every output names it. Raises NetworkError where shaping is not possible and
-    paced was not asked for, LayoutError if the ranks do not fit the hosts.
+    for machines without root; every output names it. mpirun: let it start the ranks (see :class:`Cluster`).
+    Raises NetworkError where shaping is not possible and paced was not asked for, LayoutError if the ranks do
+    not fit the hosts.
     """
     topology = Topology(hosts, spread(world, hosts), rate=link, latency_s=latency_s)
     if parse_rate(link) is None:
-        yield Cluster(topology, "none", "no network was emulated: ranks talk over the loopback", None, None)
+        between = "the loopback" if mpirun is None else "what MPI has within a host"
+        note = f"no network was emulated: ranks talk over {between}"
+        yield Cluster(topology, "none", note, None, None, mpirun=mpirun)
         return
     if paced:
         with tempfile.TemporaryDirectory(prefix="thinwire-paced-") as folder:
@@ -124,7 +147,7 @@ def cluster(
             notes = list(check(calibration))
         if latency_s == 0:
             notes.insert(0, "bandwidth only: no latency was added")
-        yield Cluster(topology, "netns", "; ".join(notes), network.places(), calibration)
+        yield Cluster(topology, "netns", "; ".join(notes), network.places(), calibration, mpirun=mpirun)
 
 
 def calibration_rows(found: Calibration | None) -> Sequence[dict[str, Any]]:

@@ -48,7 +48,12 @@ class LaunchedGroup(ThinwireGroup):
     """A thinwire group whose script does not know it. Made with LaunchedOptions."""
 
     def submit(
-        self, message: Message, call: Callable[[Metered], None], result: Any, queue: str = COLLECTIVES
+        self,
+        message: Message,
+        call: Callable[[Metered], None],
+        result: Any,
+        queue: str = COLLECTIVES,
+        lane: int | None = None,
     ) -> dist.Work:
         options, policy = self.options, self.policy.axis(message.axis)
         strict = isinstance(options, LaunchedOptions) and options.require_feedback
@@ -58,7 +63,7 @@ class LaunchedGroup(ThinwireGroup):
                 "would go without the error feedback that the policy asks for: only DistributedDataParallel's gradients "
                 "get it here. Leave out --require-feedback, or use a policy with feedback = false"
             )
-        return super().submit(message, call, result, queue)
+        return super().submit(message, call, result, queue, lane)
 
 
 def inner_backend(asked: str, has_cuda: bool) -> str:

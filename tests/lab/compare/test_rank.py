@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from thinwire.lab.cluster import Wiring
 from thinwire.lab.compare import scheme
 from thinwire.lab.compare.rank import Contestant
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.layout import Layout
 from thinwire.lab.train.model import ModelConfig
+from thinwire.lab.wiring import Wiring
 from thinwire.launch import run_ranks
 
 pytestmark = pytest.mark.usefixtures("kernels")

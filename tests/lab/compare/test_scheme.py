@@ -7,13 +7,14 @@ import pytest
 import torch.distributed as dist
 
 from thinwire.errors import LayoutError, SpecError, UnsupportedError
+from thinwire.integrate.degrees import ShardingDegrees
 from thinwire.integrate.mesh import groups
-from thinwire.lab.cluster import Wiring
 from thinwire.lab.compare import Plan, scheme
 from thinwire.lab.train.config import DataConfig, TrainConfig
 from thinwire.lab.train.layout import Layout
 from thinwire.lab.train.model import ModelConfig
 from thinwire.lab.train.trainer import Trainer
+from thinwire.lab.wiring import Wiring
 from thinwire.launch import run_ranks
 
 CONFIG = TrainConfig(
@@ -79,3 +80,32 @@ def test_hooks_need_a_place() -> None:
         Plan(dataclasses.replace(CONFIG, steps=8, zero=3), "tiny", ("plain:fp16",), block=2)
     with pytest.raises(SpecError, match="zero = 0"):
         dataclasses.replace(CONFIG, zero=1, ddp=True)
+
+
+def test_a_policy_may_say_its_lanes() -> None:
+    chosen = scheme("balanced@lanes=3")
+    assert (chosen.name, chosen.lanes) == ("balanced@lanes=3", 3)
+    assert chosen.policy == scheme("balanced").policy
+    for wrong in ("plain@lanes=2", "balanced@lanes=0", "balanced@lanes=x"):
+        with pytest.raises(SpecError, match="POLICY@lanes=N with N lanes"):
+            scheme(wrong)
+
+
+def test_sharding_schemes_are_among_them() -> None:
+    config = dataclasses.replace(CONFIG, layout=Layout(dp=8))
+    wiring = Wiring(ranks_per_host=2)
+    found = scheme("zeropp").sharding(config, wiring)
+    assert found is not None
+    assert str(found.degrees) == "params=8,grads=8,optim=8,secondary=2"
+    assert [p.name for p in scheme("zero3:bf16").policies(config, wiring)] == ["bf16", "bf16"]
+    # Any policy runs with the degrees of the settings.
+    own = dataclasses.replace(config, degrees=ShardingDegrees(2, 4, 8))
+    found = scheme("bf16").sharding(own, wiring)
+    assert found is not None
+    assert found.degrees == own.degrees
+    assert scheme("bf16").sharding(config, wiring) is None
+    assert scheme("plain:bf16").sharding(config, wiring) is None
+    with pytest.raises(SpecError):
+        scheme("zero3:unknown")
+    with pytest.raises(LayoutError, match="degrees of its own"):
+        scheme("zeropp").sharding(own, wiring)

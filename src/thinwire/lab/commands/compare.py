@@ -12,7 +12,8 @@ from ..cluster import cluster
 from ..compare import DEFAULT_POLICIES, Plan, scheme
 from ..compare import compare as run_comparison
 from ..report import write_report
-from .options import compile_kernels, run_options, shown, train_config
+from ..wiring import Wiring
+from .options import compile_kernels, ranks_per_host, run_options, shown, train_config
 from .progress import steps_progress
 from .sizes import size
 
@@ -29,7 +30,8 @@ _QUICK: dict[str, Any] = {
 @click.command()
 @run_options
 @click.option("--policies", default=",".join(DEFAULT_POLICIES), metavar="A,B,...", show_default=True,
-              help="Presets, TOML files, plain (PyTorch over gloo); with --ddp plain:HOOK and none:HOOK, too: "
+              help="Presets, TOML files, sharding schemes (zeropp, zero3:bf16), plain (PyTorch over gloo); "
+              "with --ddp plain:HOOK and none:HOOK, too: "
               "bf16, fp16, powersgd=RANK; with FSDP2 the one of bf16.")  # fmt: skip
 @click.option(
     "--ddp", is_flag=True, help="Under PyTorch's DistributedDataParallel; needs --layout dp=N, sets --zero 0."
@@ -81,7 +83,8 @@ def compare(
     config = train_config(steps=steps, ddp=ddp, bucket_bytes=bucket, **settings)
     names = tuple(p.strip() for p in policies.split(",") if p.strip())
     plan = Plan(config, settings["model"], names, tuple(range(seeds)), block)
-    compile_kernels(console, [found.policy for found in map(scheme, names) if found.policy is not None])
+    wiring = Wiring(ranks_per_host=ranks_per_host(config, hosts))
+    compile_kernels(console, [p for name in names for p in scheme(name).policies(config, wiring)])
     console.print(f"[bold]{config.layout.world} ranks on {hosts} hosts, link {link}[/bold]: {shown(config)}")
     with cluster(config.layout.world, hosts, link, latency_s=latency_ms / 1e3, paced=paced) as places:
         console.print(f"network: {places.emulation}. {places.note}")

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from ...codecs import warm_up
+from ...integrate.degrees import ShardingDegrees
 from ...policy import Policy
+from ..cluster import spread
 from ..train.config import DataConfig, OptimizerConfig, TrainConfig
 from ..train.data import load_text
 from ..train.layout import Layout
@@ -23,6 +25,8 @@ _OPTIONS = (
                  help="Ranks per axis: data (dp), tensor (tp), pipeline (pp) parallelism."),
     click.option("--zero", type=click.IntRange(0, 3), default=1, show_default=True,
                  help="ZeRO stage: 0 replicas, 1 sharded optimizer state, 2 and 3 FSDP2."),
+    click.option("--zero-degrees", default=None, metavar="NAME=N,...",
+                 help="Ranks that params, grads, optim (and a secondary copy) are cut over, instead of a stage."),
     click.option("--hosts", type=click.IntRange(1), default=4, show_default=True,
                  help="Emulated hosts; the ranks are spread evenly, neighbours together."),
     click.option("--link", default="200mbit", show_default=True, metavar="RATE",
@@ -67,6 +71,7 @@ def train_config(
     tokens: str,
     steps: int,
     seed: int = 0,
+    zero_degrees: str | None = None,
     ddp: bool = False,
     bucket_bytes: int = 4 << 20,
 ) -> TrainConfig:
@@ -84,6 +89,7 @@ def train_config(
         schedule=schedule,
         zero=zero,
         ddp=ddp,
+        degrees=None if zero_degrees is None else ShardingDegrees.parse(zero_degrees),
         bucket_bytes=bucket_bytes,
         precision=precision,
     )
@@ -91,6 +97,12 @@ def train_config(
     if tokens == "byte":
         load_text(config.data, config.model.vocab, None)
     return config
+
+
+def ranks_per_host(config: TrainConfig, hosts: int) -> int:
+    """Neighbours that share a host; 1 where hosts have different numbers of ranks."""
+    sizes = set(spread(config.layout.world, hosts))
+    return sizes.pop() if len(sizes) == 1 else 1
 
 
 def compile_kernels(console: Any, policies: Iterable[Policy]) -> None:
@@ -103,6 +115,8 @@ def shown(config: TrainConfig) -> str:
     """One line that describes a run."""
     model = config.model
     under = "DDP" if config.ddp else f"ZeRO-{config.zero}"
+    if config.degrees is not None:
+        under = f"degrees {config.degrees}"
     return (
         f"{config.layout}, {under}, {model.layers} layers of {model.hidden}, sequence {model.sequence}, "
         f"batch {config.global_batch}, {config.precision}"

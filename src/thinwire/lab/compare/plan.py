@@ -89,4 +89,6 @@ class Plan:
         del record["seed"]
         if not record["ddp"]:
             del record["ddp"]  # as results had it before there was a choice
+        if record["degrees"] is None:
+            del record["degrees"]
         return record

@@ -15,11 +15,15 @@ import torch
 import torch.distributed as dist
 
 from ...collectives.traffic import Entry, Message, Traffic
+from ...integrate.ladder import Ladder
 from ...integrate.mesh import groups
 from .. import zero_comm
-from ..cluster import Wiring, interface_tx_bytes
+from ..cluster import interface_tx_bytes
 from ..train.config import TrainConfig
+from ..train.mesh import build_mesh
+from ..train.sharded import build_ladder, is_sharding
 from ..train.trainer import Trainer
+from ..wiring import Wiring
 from .plan import Plan
 from .scheme import Scheme, scheme
 
@@ -42,13 +46,20 @@ class Contestant:
 
     def __init__(self, scheme: Scheme, config: TrainConfig, wiring: Wiring) -> None:
         self.scheme = scheme
-        self.mesh = scheme.mesh(config, wiring)
-        self.trainer = Trainer(config, self.mesh, hook=scheme.hook)
+        self.ladder: Ladder | None = None
+        sharding = scheme.sharding(config, wiring)
+        if sharding is None:
+            self.mesh = scheme.mesh(config, wiring)
+        else:
+            config = dataclasses.replace(config, degrees=sharding.degrees)
+            self.mesh, self.ladder = build_mesh(config.layout), build_ladder(sharding, wiring, config.seed)
+        self.trainer = Trainer(config, self.mesh, hook=scheme.hook, ladder=self.ladder)
         self.track = Track()
 
     @property
     def _traffics(self) -> list[Traffic]:
-        return [group.traffic for group in groups(self.mesh).values()]
+        used = groups(self.mesh) if self.ladder is None else self.ladder.groups()
+        return [group.traffic for group in used.values()]
 
     def run(self, steps: range, interface: str, *, timed: bool) -> None:
         """Train the steps of a block; the ranks start and end it together."""
@@ -98,6 +109,8 @@ class Contestant:
 
     def close(self) -> None:
         """End the groups of this scheme."""
+        if self.ladder is not None:
+            self.ladder.close()
         for name in self.mesh.mesh_dim_names or ():
             group = self.mesh.get_group(name)
             if group is not dist.group.WORLD:  # a plain mesh over all ranks has the world's own
@@ -124,7 +137,11 @@ def compare_rank(
         config = dataclasses.replace(plan.config, seed=seed)
         folder = Path(state) / f"seed{seed}"
         contestants = {name: Contestant(scheme(name), config, wiring) for name in names}
-        zero = Contestant(scheme("none"), config, Wiring(zero_comm.BACKEND))
+        # The limit of schemes that all cut state by degrees is one that does so, too.
+        limit = "zero3" if all(is_sharding(name) for name in plan.policies) else "none"
+        zero = Contestant(
+            scheme(limit), config, Wiring(zero_comm.BACKEND, ranks_per_host=wiring.ranks_per_host)
+        )
         if plan.resumable:
             for name, contestant in contestants.items():
                 contestant.load(folder / _file_name(name), rank)

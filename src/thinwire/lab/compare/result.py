@@ -97,7 +97,10 @@ class ResultFile:
             "version": VERSION,
             "environment": environment(),
             "command": command_line(),
-            "layout": {**{a: getattr(config.layout, a) for a in ("dp", "tp", "pp")}, "zero": config.zero},
+            "layout": {
+                **{a: getattr(config.layout, a) for a in ("dp", "tp", "pp")},
+                **({"zero": config.zero} if config.degrees is None else {}),
+            },
             "hosts": cluster.topology.hosts,
             "ranks": cluster.world,
             "link": cluster.link(),

@@ -123,7 +123,8 @@ class Network:
 
     def places(self) -> tuple[Place, ...]:
         """Where each rank runs, in rank order, for ``run_ranks``."""
-        return tuple(Place(self.netns(host), INTERFACE) for host in self.topology.host_of_rank)
+        hosts = self.topology.host_of_rank
+        return tuple(Place(self.netns(host), INTERFACE, self.address(host)) for host in hosts)
 
     def counters(self) -> tuple[HostCounters, ...]:
         """What went over the link of each host since it was made."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from thinwire.errors import SpecError, nearest
+from thinwire.integrate.degrees import ShardingDegrees
 
 from .layout import Layout, check_layout
 from .model import ModelConfig
@@ -73,8 +74,10 @@ class TrainConfig:
 
     schedule: of the pipeline, a key of ``SCHEDULES``; of no effect with pp=1. zero: 0 replicas, 1 sharded optimizer
     state, 2 and 3 FSDP2 with gradients and then parameters sharded too. ddp: replicas under PyTorch's
-    ``DistributedDataParallel`` instead of buckets of our own; with zero = 0. precision: of parameters and compute;
-    masters, gradient sums and the optimizer are fp32 always. steps: length of the learning-rate schedule.
+    ``DistributedDataParallel`` instead of buckets of our own; with zero = 0. degrees: how parameters, gradients and
+    optimizer state are cut, instead of a stage (in TOML ``zero = {params = 2, grads = 4, optim = 8}``). precision: of
+    parameters and compute; masters, gradient sums and the optimizer are fp32 always. steps: length of the learning-rate
+    schedule.
     global_batch, micro_batch: sequences. eval_batches: global batches of held-out text in one evaluation.
     """
 
@@ -90,6 +93,7 @@ class TrainConfig:
     schedule: str = "1f1b"
     zero: int = 1
     ddp: bool = False
+    degrees: ShardingDegrees | None = None
     precision: str = "fp32"
     bucket_bytes: int = 4 << 20
     eval_batches: int = 4
@@ -99,6 +103,7 @@ class TrainConfig:
             raise SpecError(f"unknown schedule {self.schedule!r}: {nearest(self.schedule, SCHEDULES)}")
         _require("zero", self.zero, self.zero in (0, 1, 2, 3), "must be 0, 1, 2 or 3")
         _require("ddp", self.ddp, not (self.ddp and self.zero), f"needs zero = 0, not {self.zero}")
+        _require("ddp", self.ddp, not (self.ddp and self.degrees), f"does not go with degrees {self.degrees}")
         _require("precision", self.precision, self.precision in PRECISIONS, f"must be one of {PRECISIONS}")
         for name in ("steps", "global_batch", "micro_batch", "bucket_bytes", "eval_batches"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
@@ -138,6 +143,8 @@ class TrainConfig:
         if isinstance(table.get("layout"), str):
             table["layout"] = Layout.parse(table["layout"])
         base = cls()
+        if isinstance(table.get("zero"), dict):
+            base = dataclasses.replace(base, degrees=ShardingDegrees.from_table(table.pop("zero")))
         if isinstance(table.get("model"), dict):
             base = dataclasses.replace(base, model=ModelConfig.preset(table["model"].pop("preset", "lab")))
         return _changed(base, table, "")

@@ -82,3 +82,6 @@ class DdpUpdate:
 
     def weights_changed(self) -> None:
         pass
+
+    def state_changed(self) -> None:
+        pass

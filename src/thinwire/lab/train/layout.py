@@ -65,6 +65,10 @@ def check_layout(config: TrainConfig, world: int) -> None:
             f"layout dp={layout.dp} x tp={layout.tp} x pp={layout.pp} = {layout.world} ranks, "
             f"but {world} run: start {layout.world} ranks or change a factor"
         )
+    if config.degrees is not None:
+        if world > layout.dp:
+            raise LayoutError(f"layout {layout}: degrees of sharding cut over dp alone; use tp=1, pp=1")
+        config.degrees.check(world, world)
     for what, size in {"heads": model.heads, "hidden": model.hidden, "vocab": model.vocab}.items():
         if size % layout.tp:
             raise LayoutError(f"{what}={size} is not a multiple of tp={layout.tp}")

@@ -10,8 +10,10 @@ from typing import Any
 
 from ...integrate.mesh import groups, init_mesh
 from ...presets import load
-from ..cluster import Wiring
+from ..wiring import Wiring
 from .config import TrainConfig
+from .mesh import build_mesh
+from .sharded import build_ladder, sharding_of
 from .trainer import Trainer
 
 Report = Callable[[Any], None]
@@ -32,8 +34,24 @@ class Job:
 def train_rank(rank: int, world: int, job: Job, wiring: Wiring, report: Report) -> dict[str, Any]:
     """Train in one rank. Rank 0 writes ``log.jsonl`` and reports ``("step", {...})``; returns the summary."""
     config, out = job.config, Path(job.out)
-    mesh = init_mesh(config.layout.mesh_sizes(), load(job.policy), seed=config.seed)
-    trainer = Trainer(config, mesh, out / "cache")
+    scheme = sharding_of(job.policy, config.degrees, config.layout, wiring.ranks_per_host)
+    if scheme is None:
+        mesh, ladder = (
+            init_mesh(
+                config.layout.mesh_sizes(),
+                load(job.policy),
+                seed=config.seed,
+                backend=wiring.backend,
+                options=wiring.options,
+            ),
+            None,
+        )
+        used = groups(mesh)
+    else:
+        config = dataclasses.replace(config, degrees=scheme.degrees)
+        mesh, ladder = build_mesh(config.layout), build_ladder(scheme, wiring, config.seed)
+        used = ladder.groups()
+    trainer = Trainer(config, mesh, out / "cache", ladder=ladder)
     if job.resume is not None:
         trainer.load(job.resume)
     loss = None
@@ -54,7 +72,7 @@ def train_rank(rank: int, world: int, job: Job, wiring: Wiring, report: Report) 
         if log is not None:
             log.close()
     by_axis: dict[str, dict[str, float]] = {}
-    for group in groups(mesh).values():
+    for group in used.values():
         for axis, sums in group.traffic.by_axis().items():
             into = by_axis.setdefault(axis, dict.fromkeys(sums, 0.0))
             for key, value in sums.items():

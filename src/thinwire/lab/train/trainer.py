@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from thinwire.errors import UnsupportedError
+from thinwire.errors import LayoutError, UnsupportedError
+from thinwire.group import ThinwireGroup
+from thinwire.integrate.ladder import Ladder
 from thinwire.integrate.mesh import groups
 
 from ..dtypes import DTYPES
@@ -26,6 +28,7 @@ from .model import Stage
 from .optim import LossScaler, learning_rate
 from .pipeline import LoopRunner, PipelineRunner, Runner, example_tensors, layers_of, stages_of
 from .plain import Hook
+from .sharded import ShardedUpdate
 from .step import agree, clip_factor, sum_over_ranks
 from .tensor_parallel import TensorAxis, cross_entropy
 from .update import Update
@@ -53,12 +56,18 @@ class Trainer:
     """Trains ``config.model`` with one process per rank of ``mesh``; all ranks call the same methods.
 
     mesh: over all ranks, with axes as in ``config.layout.mesh_sizes()``. cache: folder for tokenized text. hook: PyTorch's
-    own way to send gradients, instead of what the groups of the mesh do; with ``config.ddp``, or bf16 with FSDP2.
+    own way to send gradients, instead of what the groups of the mesh do; with ``config.ddp``, or bf16 with FSDP2. ladder:
+    groups of ``config.degrees``; the mesh's then carry nothing.
     Raises LayoutError if the layout does not fit the ranks or the model, DataError for unusable text.
     """
 
     def __init__(
-        self, config: TrainConfig, mesh: DeviceMesh, cache: Path | None = None, hook: Hook | None = None
+        self,
+        config: TrainConfig,
+        mesh: DeviceMesh,
+        cache: Path | None = None,
+        hook: Hook | None = None,
+        ladder: Ladder | None = None,
     ) -> None:
         config.check(mesh.size())
         self.config = config
@@ -71,7 +80,8 @@ class Trainer:
         self._tp = TensorAxis.of(axis_mesh(mesh, "tp"))
         self._dp_rank = axis_rank(mesh, "dp")
         stages = self._make_stages(axis_rank(mesh, "pp"))
-        self._update = _make_update(stages, mesh, config, hook)
+        self._groups: dict[str, ThinwireGroup] = groups(mesh) if ladder is None else ladder.groups()
+        self._update = _make_update(stages, mesh, config, hook, ladder)
         self._runner = self._make_runner(self._update.wrapped(stages), mesh)
         # The last stage of one tp rank reports the loss.
         self._reports = config.stages - 1 in stages and self._tp.rank == 0
@@ -147,15 +157,17 @@ class Trainer:
         checkpoint.check_same_run(path, record["run"], self._identity())
         codecs = self._codec_states()
         loaded = checkpoint.load(path, {**weights, **self.state(), **codecs})
-        for name, group in zip(codecs, groups(self._mesh).values(), strict=True):
+        for name, group in zip(codecs, self._groups.values(), strict=True):
             group.load_codec_states(loaded[name])
+        self._update.state_changed()
         self._scaler.load_state(record["scaler"])
         self.steps_done = int(record["step"])
 
     def _make_stages(self, rank: int) -> dict[int, Stage]:
         config = self.config
         # FSDP keeps fp32 parameters and casts what it gathers; buckets keep fp32 masters beside the parameters.
-        dtype = DTYPES[config.precision] if config.zero < 2 else torch.float32
+        fsdp = config.zero >= 2 and config.degrees is None
+        dtype = torch.float32 if fsdp else DTYPES[config.precision]
         return {
             index: Stage(
                 config.model,
@@ -192,13 +204,13 @@ class Trainer:
     def state(self) -> dict[str, Tensor]:
         """What this rank needs besides the weights to go on bit for bit, sharing memory with the live tensors."""
         # Stochastic rounding draws from the number of calls that a group has had.
-        calls = {f"rank{dist.get_rank()}.{axis}.calls": g.calls for axis, g in groups(self._mesh).items()}
+        calls = {f"rank{dist.get_rank()}.{axis}.calls": g.calls for axis, g in self._groups.items()}
         return self._prefixed("state", {**self._update.state(), **calls})
 
     def _codec_states(self) -> dict[str, bytes]:
         """What the codecs of this rank's groups remember, in the order of the groups."""
         rank = dist.get_rank()
-        return {f"state/rank{rank}.{axis}.codecs": g.codec_states() for axis, g in groups(self._mesh).items()}
+        return {f"state/rank{rank}.{axis}.codecs": g.codec_states() for axis, g in self._groups.items()}
 
     def _identity(self) -> dict[str, object]:
         return {**self.config.identity(), "text": self._text.digest}
@@ -209,9 +221,19 @@ class Trainer:
 
 
 def _make_update(
-    stages: dict[int, Stage], mesh: DeviceMesh, config: TrainConfig, hook: Hook | None
+    stages: dict[int, Stage],
+    mesh: DeviceMesh,
+    config: TrainConfig,
+    hook: Hook | None,
+    ladder: Ladder | None,
 ) -> Update:
     """The update for the ZeRO stage; FSDP2 changes ``stages`` in place."""
+    if (ladder is None) != (config.degrees is None) or (
+        ladder is not None and ladder.degrees != config.degrees
+    ):
+        raise LayoutError(f"degrees {config.degrees} need the groups of a Ladder of the same degrees")
+    if ladder is not None:
+        return ShardedUpdate(stages[0], ladder, config)
     if config.ddp:
         return DdpUpdate(stages[0], axis_group(mesh, "dp"), config, hook)
     if config.zero >= 2:

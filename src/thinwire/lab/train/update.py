@@ -48,3 +48,6 @@ class Update(Protocol):
 
     def weights_changed(self) -> None:
         """The tensors of ``weights`` were set from outside, those of ``state`` were not."""
+
+    def state_changed(self) -> None:
+        """The tensors of ``state`` were set from outside: make again, and check, what follows from them."""

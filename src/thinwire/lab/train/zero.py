@@ -127,6 +127,9 @@ class BucketUpdate:
     def weights_changed(self) -> None:
         self._sync.reset_masters()
 
+    def state_changed(self) -> None:
+        pass
+
 
 class FsdpUpdate:
     """ZeRO 2 and 3: FSDP2 on the dp axis. Parameters are fp32 shards; compute sees them in ``precision``."""
@@ -208,6 +211,9 @@ class FsdpUpdate:
         return state
 
     def weights_changed(self) -> None:
+        pass
+
+    def state_changed(self) -> None:
         pass
 
 

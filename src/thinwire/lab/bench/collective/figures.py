@@ -72,7 +72,7 @@ def headline(rows: Sequence[Row]) -> str:
     baseline = min((name for name in BASELINES if name in time), key=lambda name: time[name])
     codecs = [name for name in time if name not in (*BASELINES, CONTROL.name)]
     if not codecs:
-        return f"{message}: none takes {time['none'] / time['plain']:.2f} times as long as plain gloo"
+        return f"{message}: none takes {time['none'] / time['plain']:.2f} times as long as plain"
     best = min(codecs, key=lambda name: time[name])
     gain = time[baseline] / time[best]
     if gain < 1.02:  # medians of one machine do not resolve less

@@ -13,12 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ....collectives.traffic import PASS_THROUGH, gloo_nbytes
-from ....group import ThinwireGroup
+from ....collectives.traffic import PASS_THROUGH, gloo_nbytes, raw_nbytes
+from ....group import GroupOptions, ThinwireGroup
 from ....integrate.mesh import init_mesh
 from ..codec import sample
 from .cases import OPS, Op
+from .plain_mpi import PlainMpi
 from .plan import Contender, Plan
+
+Group = dist.ProcessGroup | PlainMpi
 
 _COLUMNS = 1024  # of a sample: the scale changes from row to row
 
@@ -48,10 +51,10 @@ class Measured:
 
 def measure_rank(rank: int, world: int, plan: Plan, report: Callable[[Any], None]) -> list[Measured]:
     """All cases of the plan. Rank 0 reports (cases done, cases in all, what is next)."""
-    groups: dict[str, dist.ProcessGroup] = {}
+    groups: dict[str, Group] = {}
     for contender in plan.contenders:
         if contender.group not in groups:
-            groups[contender.group] = _group(contender, world)
+            groups[contender.group] = _group(contender, world, plan.transport)
     found: list[Measured] = []
     cases = plan.cases()
     for done, (op, nbytes) in enumerate(cases):
@@ -63,12 +66,14 @@ def measure_rank(rank: int, world: int, plan: Plan, report: Callable[[Any], None
     return found
 
 
-def _group(contender: Contender, world: int) -> dist.ProcessGroup:
+def _group(contender: Contender, world: int, transport: str) -> Group:
     if contender.policy is None:
+        if transport == "mpi":
+            return PlainMpi()
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
         return group
-    return init_mesh({"dp": world}, contender.policy).get_group("dp")
+    return init_mesh({"dp": world}, contender.policy, options=GroupOptions(backend=transport)).get_group("dp")
 
 
 class _Case:
@@ -87,7 +92,7 @@ class _Case:
         self._half = torch.empty(self._in_numel, dtype=torch.bfloat16)
         self._half_out = torch.empty(out_numel, dtype=torch.bfloat16)
 
-    def measure(self, groups: dict[str, dist.ProcessGroup]) -> list[Measured]:
+    def measure(self, groups: dict[str, Group]) -> list[Measured]:
         plan, op = self._plan, self._op
         found = {c.name: Measured(op.name, self._nbytes, c.name) for c in plan.contenders}
         exact = op.exact(lambda rank: self._input(rank).double(), self._rank, self._world)
@@ -116,7 +121,7 @@ class _Case:
         rows = sample(-(-self._in_numel // _COLUMNS), _COLUMNS, seed=rank)
         return rows.reshape(-1)[: self._in_numel].to(self._plan.torch_dtype)
 
-    def _sample(self, contender: Contender, group: dist.ProcessGroup) -> float:
+    def _sample(self, contender: Contender, group: Group) -> float:
         """Seconds of a call, the mean of a sample's."""
         for out in self._outs:
             if self._op.in_place:
@@ -129,30 +134,38 @@ class _Case:
             self._call(contender, group, out)
         return (time.perf_counter() - start) / len(self._outs)
 
-    def _call(self, contender: Contender, group: dist.ProcessGroup, out: Tensor) -> None:
+    def _call(self, contender: Contender, group: Group, out: Tensor) -> None:
         if not contender.cast:
-            self._op.call(out, self._x, group)
+            self._run(group, out, self._x)
             return
         if self._op.in_place:
             self._half_out.copy_(out)
         else:
             self._half.copy_(self._x)
-        self._op.call(self._half_out, self._half, group)
+        self._run(group, self._half_out, self._half)
         out.copy_(self._half_out)
 
-    def _count(self, contender: Contender, group: dist.ProcessGroup, into: Measured) -> None:
-        """Bytes of the timed calls: counted at the transport, for a plain group what gloo sends."""
+    def _run(self, group: Group, out: Tensor, x: Tensor) -> None:
+        if isinstance(group, PlainMpi):
+            group.call(self._op.name, out, x)
+        else:
+            self._op.call(out, x, group)
+
+    def _count(self, contender: Contender, group: Group, into: Measured) -> None:
+        """Bytes of the timed calls: counted at the transport; for a plain group what gloo sends; for MPI, which does not
+        tell, the least that the op takes."""
         if not isinstance(group, ThinwireGroup):
             nbytes = self._nbytes // self._plan.torch_dtype.itemsize * 2 if contender.cast else self._nbytes
             op = "send" if self._op.name == "send_recv" else self._op.name
-            into.wire_bytes = gloo_nbytes(op, nbytes, self._world)
+            sent = gloo_nbytes if isinstance(group, dist.ProcessGroup) else raw_nbytes
+            into.wire_bytes = sent(op, nbytes, self._world)
             return
         entries = {m: e for m, e in group.traffic.entries().items() if m.role != "control"}
         calls = self._plan.repeats * self._plan.calls
         into.wire_bytes = sum(e.tally.wire_bytes for e in entries.values()) / calls
         into.sent_as = ", ".join(sorted({m.codec for m in entries}))
 
-    def _digest(self, contender: Contender, group: dist.ProcessGroup) -> str:
+    def _digest(self, contender: Contender, group: Group) -> str:
         """Of the bits of a result. Seeds depend on the number of the call: the count begins anew for each."""
         if isinstance(group, ThinwireGroup):
             group.calls.zero_()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ....codecs import Codec
+from ....collectives.options import Algorithm
 from ....errors import UnsupportedError
 from ....policy import NONE, OPS, AxisPolicy, ByDtype, Policy
 from ....presets import load
@@ -18,8 +19,8 @@ from ...dtypes import DTYPES
 class Contender:
     """One way to run the collectives.
 
-    policy: of a thinwire group; None: ``torch.distributed`` over a plain gloo group. cast: to bf16 before and back after,
-    which is timed with it. group: contenders of the same one share it.
+    policy: of a thinwire group; None: ``torch.distributed`` over a plain gloo group, or MPI's own collectives. cast: to bf16
+    before and back after, which is timed with it. group: contenders of the same one share it.
     """
 
     name: str
@@ -41,10 +42,15 @@ def of_policy(spec: str | Policy) -> Contender:
     return Contender(policy.name, policy.name, policy)
 
 
-def of_codec(codec: Codec, name: str) -> Contender:
+def of_codec(codec: Codec, name: str, algorithm: Algorithm = "two_shot") -> Contender:
     """A thinwire group that sends all messages through one codec, small ones too."""
     choice = dict.fromkeys(OPS, ByDtype.of(codec))
-    everything = AxisPolicy(codecs={} if codec == NONE else choice, min_nbytes=0, allow_without_feedback=True)
+    everything = AxisPolicy(
+        codecs={} if codec == NONE else choice,
+        min_nbytes=0,
+        algorithm=algorithm,
+        allow_without_feedback=True,
+    )
     # Over a data-parallel group gathers are of the axis zero.
     return Contender(name, name, Policy(name, {"dp": everything, "zero": everything}))
 
@@ -54,7 +60,7 @@ class Plan:
     """contenders: in the order of the output. sizes: bytes of the message. dtype: fp32, bf16 or fp16.
 
     A sample is ``calls`` calls one after the other; ``repeats`` samples of each contender count, ``warmup`` before them
-    do not. check: compare the bits of results between ranks and between calls.
+    do not. check: compare the bits of results between ranks and between calls. transport: gloo or mpi.
     Raises UnsupportedError for what cannot be run.
     """
 
@@ -67,6 +73,7 @@ class Plan:
     repeats: int = 7
     calls: int = 1
     check: bool = False
+    transport: str = "gloo"
 
     def __post_init__(self) -> None:
         names = [contender.name for contender in self.contenders]
@@ -93,9 +100,18 @@ class Plan:
 
 
 def contenders(
-    codecs: Sequence[tuple[str, Codec]], policies: Sequence[str], dtype: str, control: bool = False
+    codecs: Sequence[tuple[str, Codec]],
+    policies: Sequence[str],
+    dtype: str,
+    control: bool = False,
+    algorithms: Sequence[Algorithm] = ("two_shot",),
 ) -> tuple[Contender, ...]:
-    """The baselines, then codecs and policies. A cast saves bytes of fp32 only."""
+    """The baselines, then codecs (with each algorithm) and policies. A cast saves bytes of fp32 only."""
     baselines = [PLAIN, *([CONTROL] if control else []), *([PLAIN_BF16] if dtype == "fp32" else [])]
-    ours = [of_codec(codec, name) for name, codec in codecs if codec != NONE]
+    ours = [
+        of_codec(codec, name if algorithm == "two_shot" else f"{name} {algorithm}", algorithm)
+        for name, codec in codecs
+        if codec != NONE
+        for algorithm in algorithms
+    ]
     return (*baselines, of_codec(NONE, "none"), *ours, *map(of_policy, policies))

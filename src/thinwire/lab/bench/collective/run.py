@@ -37,6 +37,8 @@ def describe(plan: Plan, places: Cluster) -> dict[str, Any]:
     """Plan and network as ``result.json`` holds them."""
     return {
         "ranks": plan.ranks,
+        "transport": plan.transport,
+        "mpirun": places.mpirun.kind if places.mpirun is not None else None,
         "dtype": plan.dtype,
         "warmup": plan.warmup,
         "repeats": plan.repeats,
