@@ -12,7 +12,7 @@ from torch import Tensor
 from support import run_threads
 from thinwire.collectives import host_memory, pairwise
 from thinwire.collectives.pairwise import Pairwise
-from thinwire.collectives.transport import TorchTransport
+from thinwire.collectives.torch_transport import TorchTransport
 
 WORLD = 5
 SIZES = {(0, 1): [3, 5], (1, 0): [1], (0, 4): [0, 7], (3, 2): [100_000], (4, 0): [9, 9, 9], (2, 2): []}
