@@ -13,9 +13,18 @@ from .transport import Metered
 
 
 def all_to_all(
-    ins: Sequence[Tensor], outs: Sequence[Tensor], codec: Codec, transport: Metered, options: CallOptions
+    ins: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    codec: Codec,
+    transport: Metered,
+    options: CallOptions,
+    *,
+    even: bool = False,
 ) -> None:
-    """Fill ``outs[p]`` with what rank p had for this rank in its ins. Flat, one dtype, any sizes."""
+    """Fill ``outs[p]`` with what rank p had for this rank in its ins. Flat, one dtype, any sizes.
+
+    even: all messages of all ranks are of one size, so that all see alike whether they are small, and go at once.
+    """
     me, size, codec = transport.rank, transport.size, transport.watch.codec(codec)
     # encode
     values = [x if peer != me and x.numel() else None for peer, x in enumerate(ins)]
@@ -35,7 +44,8 @@ def all_to_all(
         frames.max_nbytes(codec, out.numel(), out.dtype, transport) if peer != me and out.numel() else 0
         for peer, out in enumerate(outs)
     ]
-    incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded, in_rounds=True)
+    in_rounds = not even or max(bounds) >= options.rounds_nbytes
+    incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded, in_rounds=in_rounds)
     # decode, each frame as it comes
     outs[me].copy_(ins[me])
     for distance in range(1, size):

@@ -15,9 +15,10 @@ class CallOptions:
     mean: divide by the number of ranks, once, in fp32. seed: of this call, for stochastic rounding.
     algorithm: ``two_shot`` encodes a value once on its way to the owner; ``ring`` re-encodes partial sums
     on every hop, and its error grows with the number of ranks. segment_numel: values that travel at once;
-    depth: segments in flight before the oldest is decoded. rounds_nbytes: frames of a reduction from this size on
-    go pair by pair, see :mod:`~thinwire.collectives.rounds` (smaller ones took longer so on four hosts at 200
-    Mbit/s). padded: send variable-size frames in slots of their upper bound instead of exchanging sizes first.
+    depth: segments in flight before the oldest is decoded. rounds_nbytes: frames of a reduction, or of an all-to-all of
+    equal messages, from this size on go pair by pair, see :mod:`~thinwire.collectives.rounds` (smaller ones took longer
+    so on four hosts at 200 Mbit/s). padded: send variable-size frames in slots of their upper bound instead of
+    exchanging sizes first.
     """
 
     mean: bool = False
