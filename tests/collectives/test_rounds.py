@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -78,3 +80,25 @@ def test_ranks_that_share_rounds_in_different_ways_get_what_they_were_sent() -> 
 
     for me, outs in enumerate(run_threads(run, 4)):
         assert all(same(out, gaussian(10 * peer + me, out.numel())) for peer, out in enumerate(outs))
+
+
+@pytest.mark.parametrize("rounds_nbytes", [0, 1 << 20])
+def test_equal_messages_go_in_rounds_from_a_size_on(rounds_nbytes: int) -> None:
+    def run(group: dist.ProcessGroup) -> tuple[list[torch.Tensor], list[bool]]:
+        me, size, transport = group.rank(), group.size(), meter(group)
+        seen, send = [], transport.all_to_all
+
+        def noted(*args: Any, in_rounds: bool = False) -> Any:
+            seen.append(in_rounds)
+            return send(*args, in_rounds=in_rounds)
+
+        transport.all_to_all = noted  # type: ignore[method-assign]
+        ins = [gaussian(10 * me + peer, 100) for peer in range(size)]
+        outs = [torch.empty(100) for _ in range(size)]
+        options = CallOptions(rounds_nbytes=rounds_nbytes)
+        all_to_all(ins, outs, parse("none"), transport, options, even=True)
+        return outs, seen
+
+    for me, (outs, seen) in enumerate(run_threads(run, 3)):
+        assert seen == [rounds_nbytes == 0]
+        assert all(same(out, gaussian(10 * peer + me, 100)) for peer, out in enumerate(outs))

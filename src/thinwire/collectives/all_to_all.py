@@ -25,7 +25,8 @@ def all_to_all(
 ) -> None:
     """Fill ``outs[p]`` with what rank p had for this rank in its ins. Flat, one dtype, any sizes.
 
-    even: all of them are of one size, on all ranks; in two hops that spares the ranks in between to be told sizes.
+    even: all messages of all ranks are of one size. So all see alike whether they are small, and go at once; and in two hops
+    the ranks in between need not be told sizes.
     """
     codec, options = resolve("all_to_all", codec, 0, ins[0].dtype, transport, options)
     if options.algorithm == "hierarchical":
@@ -50,7 +51,8 @@ def all_to_all(
         frames.max_nbytes(codec, out.numel(), out.dtype, transport) if peer != me and out.numel() else 0
         for peer, out in enumerate(outs)
     ]
-    incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded, in_rounds=True)
+    in_rounds = not even or max(bounds) >= options.rounds_nbytes
+    incoming = frames.exchange(codec, outgoing, bounds, transport, padded=options.padded, in_rounds=in_rounds)
     # decode, each frame as it comes
     outs[me].copy_(ins[me])
     for distance in range(1, size):

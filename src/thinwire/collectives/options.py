@@ -23,10 +23,10 @@ class CallOptions:
     takes one of these by size and ranks (:mod:`.choice`). Ops without a form of an algorithm run as with ``two_shot``.
     topology: where the ranks are; hierarchical needs it. levels: (level, codec) where it is not the call's: without it
     the innermost level, inside of hosts, has ``none``, and all others have the call's codec.
-    segment_numel: values that travel at once;
-    depth: segments in flight before the oldest is decoded. rounds_nbytes: frames of a reduction from this size on
-    go pair by pair, see :mod:`~thinwire.collectives.rounds` (smaller ones took longer so on four hosts at 200
-    Mbit/s). padded: send variable-size frames in slots of their upper bound instead of exchanging sizes first.
+    segment_numel: values that travel at once; depth: segments in flight before the oldest is decoded. rounds_nbytes:
+    frames of a reduction, or of an all-to-all of equal messages, from this size on go pair by pair, see
+    :mod:`~thinwire.collectives.rounds` (smaller ones took longer so on four hosts at 200 Mbit/s). padded: send
+    variable-size frames in slots of their upper bound instead of exchanging sizes first.
     """
 
     mean: bool = False

@@ -167,9 +167,8 @@ class ThinwireGroup(GroupBase):
     ) -> dist.Work:
         opts = opts if opts is not None else dist.AllToAllOptions()
         # Whether a message is small must be judged by what all ranks see alike: with uneven splits, they don't.
-        codec, policy, message = self.look_up(
-            "all_to_all", input.dtype, nbytes_of(input), any_size=bool(out_splits or in_splits)
-        )
+        even = not (out_splits or in_splits)
+        codec, policy, message = self.look_up("all_to_all", input.dtype, nbytes_of(input), any_size=not even)
         if codec == NONE:
             return self._pass(
                 message, lambda: self._inner.alltoall_base(output, input, out_splits, in_splits, opts)
@@ -180,7 +179,7 @@ class ThinwireGroup(GroupBase):
             with flat_view(output) as flat:
                 source = input.contiguous().view(-1)
                 outs = split_rows(flat, output, out_splits, self._size)
-                ins, even = split_rows(source, input, in_splits, self._size), not (out_splits or in_splits)
+                ins = split_rows(source, input, in_splits, self._size)
                 c.all_to_all(ins, outs, codec, transport, options, even=even)
 
         return self.submit(message, call, [output])
