@@ -239,7 +239,7 @@ def test_feedback_gives_back_what_every_level_lost(intra: str) -> None:
 
 
 def test_error_does_not_grow_with_ranks() -> None:
-    """Relative errors of the ranks' encodings are independent: in levels those of hosts and of the owner, e sqrt(2) at most."""
+    """Relative errors of the ranks' encodings are independent: in levels those of hosts and of the owner."""
 
     def run(group: dist.ProcessGroup, algorithm: Algorithm, hosts: str) -> Tensor:
         x = gaussian(group.rank(), 4096)
