@@ -231,9 +231,10 @@ def test_feedback_gives_back_what_every_level_lost(intra: str) -> None:
     expected = steps * exact(inputs(WORLD, numel), mean=True)
     left = sum(sender.double() for _, sender, _ in results) / WORLD
     left += torch.cat([owner.double() for _, _, owner in results])
-    for total, sender, _ in results:
+    for rank, (total, sender, _) in enumerate(results):
         assert same(total, results[0][0])
-        assert sender.abs().max() > 0
+        # Nobody on the host of two is in rank 4's place on the host of three: it encodes nothing but inside.
+        assert bool(sender.any()) == (intra != "none" or rank != 4), rank
     # Nothing is lost but by fp32's own rounding, of sums of a few units over the steps.
     torch.testing.assert_close(results[0][0].double() + left, expected, rtol=0, atol=steps * 4e-6)
 
