@@ -127,7 +127,8 @@ def test_groups_find_their_hosts_and_refuse_what_does_not_fit_on_all_ranks(tmp_p
     for errors in ranks:
         assert "policy test, axis dp: no level 'rack'" in errors["level"]
         assert "inter, intra" in errors["level"]
-        assert "level intra has bf16 for all_reduce, level inter none" in errors["inner only"]
+        assert "level intra has {float32=bf16" in errors["inner only"]
+        assert "for all_reduce, level inter none: name a codec for it, too" in errors["inner only"]
         assert (
             "ranks 0 and 2 are on two hosts, but rank 0 found itself on a and rank 2 on a" in errors["file"]
         )

@@ -135,7 +135,7 @@ def _rank(
                 options = CallOptions(algorithm=algorithm, topology=topology, seed=1)
                 got, exact = _case(op, parse(spec), group, numel, options)
                 _judge(result, name, op, got, exact)
-    _judge(result, "all_reduce lowrank", "all_reduce", *_low_rank(group, numel))
+    _judge(result, "all_reduce lowrank", "all_reduce", *_low_rank(group, numel, topology))
     result.after = Usage.now()
     return result
 
@@ -188,7 +188,7 @@ def _case(
     return found[0]
 
 
-def _low_rank(group: ThinwireGroup, numel: int) -> tuple[Tensor, Tensor]:
+def _low_rank(group: ThinwireGroup, numel: int, topology: Topology) -> tuple[Tensor, Tensor]:
     """The two rounds of PowerSGD on a message that is a matrix of rank 1, which they approximate without error."""
     side = int(numel**0.5)
     codec = LowRank()
@@ -197,7 +197,7 @@ def _low_rank(group: ThinwireGroup, numel: int) -> tuple[Tensor, Tensor]:
     world = group.size()
     exact = torch.outer(left, right).reshape(-1).double() * (world * (world + 1) / 2)
     q = torch.nn.functional.normalize(_input(2, codec.rank * side).view(codec.rank, side))
-    options = CallOptions(algorithm="hierarchical", topology=group.topology)
+    options = CallOptions(algorithm="hierarchical", topology=topology)
     message = Message("dp", "all_reduce", "gradient", str(codec), "float32", numel * 4)
     matrices = [Matrix(0, side, side, q)]
     group.submit(message, lambda t: c.low_rank_all_reduce(x, matrices, t, options), x).wait()
