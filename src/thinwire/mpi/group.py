@@ -31,7 +31,7 @@ class MpiWork(Work):
         operation.on_over(self._finish_with)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._operation.wait(timeout)
+        self._operation.wait(timeout or None)  # PyTorch's own callers mean "none" by a time-out of zero
         return True
 
     def _finish_with(self, error: Exception | None) -> None:
