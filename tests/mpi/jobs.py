@@ -19,7 +19,7 @@ from thinwire import GroupOptions, ThinwireGroup
 from thinwire.group import BACKEND
 from thinwire.mpi import buffers
 from thinwire.mpi.process import process
-from thinwire.policy import NONE, from_dict
+from thinwire.policy import from_dict
 from thinwire.torch_names import all_gather_single, reduce_scatter_single
 
 CODECS = ("bf16", "int8", "int4:block=128,round=stochastic", "exponent", "mpc:dim=1", "topk")
@@ -77,6 +77,8 @@ def against_gloo(rank: int, world: int, report: Callable[[Any], None]) -> list[s
         ours, theirs = group_over("mpi", codec), group_over("gloo", codec)
         for numel in NUMELS:
             for dtype in (torch.float32, torch.bfloat16):
+                if codec == "bf16" and dtype == torch.bfloat16:
+                    continue  # passes through: sums of each one's own
                 if numel == NUMELS[-1] and (dtype != torch.float32 or codec not in ("int8", "exponent")):
                     continue
                 found = [all_ops(group, rank, world, numel, dtype) for group in (ours, theirs)]
@@ -200,7 +202,6 @@ def passing_through(rank: int, world: int, report: Callable[[Any], None]) -> Non
     grad = model.module.weight.grad
     assert grad is not None
     assert torch.allclose(grad, torch.full_like(grad, 3.0))
-    assert NONE is not None
 
 
 def both(rank: int, world: int, report: Callable[[Any], None]) -> list[str]:

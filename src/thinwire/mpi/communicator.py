@@ -95,6 +95,7 @@ class Communicator:
         *,
         keep: Any,
         finish: Callable[[], None] | None = None,
+        awaited: bool = False,
     ) -> Operation:
         """A non-blocking collective of MPI by its name (``Iallreduce``), once for each piece of the message."""
         return self.start(
@@ -103,6 +104,7 @@ class Communicator:
             peers=self.everybody_else,
             keep=(arguments, keep),
             finish=finish,
+            awaited=awaited,
         )
 
     def start(
@@ -114,6 +116,7 @@ class Communicator:
         keep: Any = None,
         finish: Callable[[], None] | None = None,
         expected: int | None = None,
+        awaited: bool = False,
     ) -> Operation:
         """Begin requests. Raises PeerError if MPI refuses them, or the communicator has failed before."""
         self.process.look()
@@ -128,7 +131,9 @@ class Communicator:
         except self.process.mpi.Exception as e:
             self.give_up(f"{what} failed: {e}")
             raise PeerError(f"{what} failed: {e}") from e
-        return Operation(self, requests, what, peers=peers, keep=keep, finish=finish, expected=expected)
+        return Operation(
+            self, requests, what, peers=peers, keep=keep, finish=finish, expected=expected, awaited=awaited
+        )
 
     def _call(self, name: str, *args: Any) -> Any:
         return self.process.call(getattr(self.comm, name), *args)

@@ -31,7 +31,7 @@ class MpiWork(Work):
         operation.on_over(self._finish_with)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._operation.wait(timeout)
+        self._operation.wait(timeout or None)  # PyTorch's own callers mean "none" by a time-out of zero
         return True
 
     def _finish_with(self, error: Exception | None) -> None:
@@ -77,7 +77,7 @@ class MpiGroup(dist.ProcessGroup):
             staged.finish()
 
         calls = [(self._in_place, [memory(p), p.numel(), kind], mpi_op) for p in pieces(staged.flat)]
-        return self._start("Iallreduce", calls, staged, finish, tensors)
+        return self._start("Iallreduce", calls, staged, finish, tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         return Joined([self.allreduce([x], opts) for x in tensors], tensors)
@@ -131,7 +131,7 @@ class MpiGroup(dist.ProcessGroup):
             list(counts),
             mpi_op,
         )
-        return self._start("Ireduce_scatter", [call], (source, target), finish, result)
+        return self._start("Ireduce_scatter", [call], (source, target), finish, result, opts)
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
@@ -186,7 +186,7 @@ class MpiGroup(dist.ProcessGroup):
         staged = Staged(x, reads=self.rank() == root, writes=self.rank() != root)
         kind = reductions.moved(x.dtype)
         calls = [([memory(p), p.numel(), kind], root) for p in pieces(staged.flat)]
-        return self._start("Ibcast", calls, staged, staged.finish, tensors)
+        return self._start("Ibcast", calls, staged, staged.finish, tensors, opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override]
         root = (opts if opts is not None else dist.GatherOptions()).rootRank
@@ -249,8 +249,12 @@ class MpiGroup(dist.ProcessGroup):
         keep: Any,
         finish: Callable[[], None] | None,
         result: Any,
+        opts: Any = None,
     ) -> dist.Work:
-        return MpiWork(self.communicator.collective(name, calls, keep=keep, finish=finish), result)
+        # Only PyTorch's own synchronous calls say so, and wait before they return.
+        awaited = not getattr(opts, "asyncOp", True)
+        operation = self.communicator.collective(name, calls, keep=keep, finish=finish, awaited=awaited)
+        return MpiWork(operation, result)
 
     def _host(self, like: Tensor, numel: int) -> Tensor:
         """Memory that MPI can write to, for values that are dealt out afterwards."""

@@ -28,7 +28,8 @@ class Operation:
 
     what: the call in words, with its peer. peers: ranks of the group without which it cannot end. finish: runs once, in
     whichever thread finds the requests done, before anybody is told. keep: buffers that must outlive the requests.
-    expected: bytes that must have come, for a receive; ``source`` is then the rank that has sent them.
+    expected: bytes that must have come, for a receive; ``source`` is then the rank that has sent them. awaited: the caller
+    waits at once, so nobody else need look after it.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Operation:
         keep: Any = None,
         finish: Callable[[], None] | None = None,
         expected: int | None = None,
+        awaited: bool = False,
     ) -> None:
         self.source = -1
         self._communicator = communicator
@@ -57,7 +59,7 @@ class Operation:
         self._over = False
         self._error: Exception | None = None
         self._callbacks: list[Callable[[Exception | None], None]] = []
-        if not self.poll():
+        if not self.poll() and not awaited:
             self._process.watch(self)
 
     def poll(self, *, waiting: bool = False) -> bool:
