@@ -17,8 +17,8 @@ from thinwire.collectives import Chunks, Residuals, all_gather, all_reduce, all_
 from thinwire.collectives.endpoint import Endpoint
 from thinwire.collectives.options import Algorithm, derive_seed
 from thinwire.collectives.topology import Topology
-from thinwire.collectives.traffic import Message
 from thinwire.collectives.torch_transport import TorchTransport
+from thinwire.collectives.traffic import Message
 from thinwire.collectives.transport import Metered
 from thinwire.errors import UnsupportedError
 
