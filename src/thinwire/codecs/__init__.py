@@ -23,18 +23,19 @@ from .spec import parse, parse_compressor
 from .topk import TopkCodec
 from .zfp import ZfpCodec
 
+# In an order that shares out their compilation evenly: every second one is about half of it.
 _WITH_KERNELS = (
-    "int8",
-    "int4",
-    "zfp:rate=8",
-    "mpc:dim=1",
     "exponent",
+    "zfp:rate=8",
+    "int8",
     "fp8",
-    "sign",
     "topk",
     "bounded:abs=1",
+    "sign",
     "int4|huffman",
+    "int4",
     "lowrank",
+    "mpc:dim=1",
 )
 
 __all__ = [
