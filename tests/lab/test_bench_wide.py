@@ -11,7 +11,8 @@ NUMEL = 1 << 14
 
 
 def test_presets_name_these() -> None:
-    assert {"none", "bf16", "int4:block=128", "exponent", "mpc:dim=1", "zfp:rate=8"} <= set(preset_codecs())
+    names = {codec.partition(":")[0] for codec in preset_codecs()}
+    assert {"none", "bf16", "int4", "exponent", "mpc", "zfp"} <= names
 
 
 @pytest.mark.slow
