@@ -415,8 +415,8 @@ def _refusals(rank: int, world: int, report: Any) -> str:
     dist.all_reduce(torch.ones(5000), group=known)
     (message,) = payload_messages(known)
     assert (message.role, message.codec) == ("gradient", "int8:block=128,round=nearest")
-    with pytest.raises(PolicyError, match="inner backend 'mpi' is not known"):
-        new_group("none", backend="mpi")
+    with pytest.raises(PolicyError, match="inner backend 'ucc' is not known"):
+        new_group("none", backend="ucc")
     plain = new_group("none")
     with pytest.raises(PolicyError, match="compresses nothing"):
         plain.submit(message, lambda t: None, None)
