@@ -33,7 +33,7 @@ def group_over(backend: str, codec: str, timeout_s: float = 60.0) -> ThinwireGro
     made = dist.new_group(
         backend=BACKEND,
         pg_options=GroupOptions(
-            policy=from_dict({"axis": {"dp": settings}}, "test"), axis="dp", backend=backend, seed=3
+            policy=from_dict({"axis": {"dp": settings}}, "test"), axis="dp", backend=backend, lanes=1, seed=3
         ),
         timeout=timedelta(seconds=timeout_s),
     )
