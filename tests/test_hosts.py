@@ -154,7 +154,10 @@ def test_levels_in_a_policy() -> None:
         (None, "int4:block=32", "int4:block=32"),
     ):
         for op, expected in (("all_reduce", reduced), ("all_gather", gathered)):
-            assert dp.codec(op, "unknown", torch.float32, 1 << 20, topology) == parse(expected), (topology, op)
+            assert dp.codec(op, "unknown", torch.float32, 1 << 20, topology) == parse(expected), (
+                topology,
+                op,
+            )
     auto = policy("int4:block=32", algorithm="auto").axis("dp")
     assert auto.codec("all_reduce", "unknown", torch.float32, 1 << 20, one) == parse("int4:block=32")
     assert "@intra.all_reduce=int8:block=32" in str(
