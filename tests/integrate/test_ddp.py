@@ -68,7 +68,7 @@ def _sums_add_up(rank: int, world: int, report: Any) -> list[Tensor]:
     return sums[1]
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_feedback_over_rebuilt_buckets(world: int) -> None:
     # pytorch 48670, pytorch 48867
     ranks = run_ranks(_sums_add_up, world, timeout=TIMEOUT_S)

@@ -129,7 +129,7 @@ def _none_is_fsdp(rank: int, world: int, report: Any) -> None:
         assert all(map(torch.equal, *results)), settings
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_none_is_fsdp_bit_for_bit(world: int) -> None:
     run_ranks(_none_is_fsdp, world, timeout=TIMEOUT_S)
 
@@ -221,7 +221,7 @@ def _sums_add_up(rank: int, world: int, report: Any) -> None:
     assert errors[True, torch.bfloat16] < blind / 3
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_residuals_hold_what_sums_over_steps_lack(world: int) -> None:
     run_ranks(_sums_add_up, world, timeout=TIMEOUT_S)
 
