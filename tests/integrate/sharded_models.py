@@ -121,10 +121,10 @@ def plain_step(net: nn.Module, world: int, step: int, lr: float, micros: int = 2
     for rank in range(world):
         for micro in range(micros):
             loss = loss_of(net, rank, step, micro)
-            (loss / world).backward()
+            loss.backward()
             own += loss.item() if rank == 0 else 0.0
     with torch.no_grad():
         for p in net.parameters():
             if p.grad is not None:
-                p.sub_(p.grad, alpha=lr)
+                p.sub_(p.grad.div_(world), alpha=lr)
     return own

@@ -39,7 +39,7 @@ def test_all_degrees_give_the_bits_of_replicas_where_sums_are_exact() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "hosts"), [(4, (1, 4)), (8, (2,)), (6, (2, 3))])
+@pytest.mark.parametrize(("ranks", "hosts"), [(4, (1, 4)), (8, (2,))])
 def test_so_do_other_ranks_and_hosts(ranks: int, hosts: tuple[int, ...]) -> None:
     run_ranks(_exact, ranks, hosts, timeout=400)
 
@@ -68,3 +68,9 @@ def _close_to_replicas(rank: int, world: int, report: Any) -> None:
 
 def test_degrees_are_close_to_replicas() -> None:
     run_ranks(_close_to_replicas, 4, timeout=TIMEOUT_S)
+
+
+@pytest.mark.slow
+def test_degrees_that_are_no_powers_of_two_are_close_to_replicas() -> None:
+    """Not exact: a sixth of a sum of integers is rounded, and with it the parameters of the second step."""
+    run_ranks(_close_to_replicas, 6, timeout=TIMEOUT_S)

@@ -160,9 +160,9 @@ class Ladder:
 
     def gather_exact(self, part: Tensor, high: int, low: int) -> Tensor:
         """As :meth:`gather`, every bit as it is, whatever the policies say."""
-        words = part.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[part.element_size()])
+        words = part.view(torch.uint8)  # gloo has no 16-bit integers
         for rung in reversed(self._between(low, high)):
-            out = torch.empty(words.numel() * rung.size, dtype=words.dtype)
+            out = words.new_empty(words.numel() * rung.size)
             all_gather_single(out, words, group=rung.gathers)
             words = out
         return words.view(part.dtype)
