@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from support import TIMEOUT_S, same
 from thinwire import (
+    GroupOptions,
     Ladder,
     ShardedModel,
     Sharding,
@@ -202,6 +204,24 @@ class Shared(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
         self.blocks[1].weight = self.blocks[0].weight
+
+
+def _in_levels(rank: int, world: int, report: Any) -> list[Tensor]:
+    levels = {axis: replace(p, algorithm="hierarchical") for axis, p in ZEROPP.axes.items()}
+    found = []
+    for axes in (ZEROPP.axes, levels):
+        net = net_of("zero3")
+        scheme = Sharding.of(ShardingDegrees(world, world, world), Policy("levels", axes))
+        model = ShardedModel(net, Ladder(scheme, options=GroupOptions(host=str(rank))))
+        step_of(model, net, rank, 0)
+        found.append(torch.cat([p.reshape(-1) for p in model.parameters().values()]))
+        model.close()
+    return found
+
+
+def test_a_policy_in_levels_knows_the_hosts_of_each_rung() -> None:
+    for flat, levels in run_ranks(_in_levels, 2, timeout=TIMEOUT_S):
+        assert same(flat, levels), "with a rank on each host it is the flat one"
 
 
 def _refused(rank: int, world: int, report: Any) -> None:

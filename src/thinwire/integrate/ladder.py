@@ -26,6 +26,7 @@ from .. import collectives as c
 from ..codecs import Codec
 from ..collectives.frames import equal_parts
 from ..collectives.options import CallOptions, derive_seed
+from ..collectives.traffic import Message
 from ..collectives.transport import Metered
 from ..errors import LayoutError, UnsupportedError
 from ..feedback import Feedback, Span
@@ -190,7 +191,7 @@ class Ladder:
                 with rung.sums.role("gradient"):
                     dist.all_reduce(values, group=rung.sums)
                 continue
-            options = self._options(policy, (*seed, rung.high, self.rank % rung.low))
+            options = self._options(rung.sums, policy, message, (*seed, rung.high, self.rank % rung.low))
             states = residuals.get(f"all_reduce.{rung.high}"), None
 
             def call(
@@ -237,7 +238,7 @@ class Ladder:
                 all_gather_single(out, part, group=rung.gathers)
             return
         # Not of the group: copies of a part in other groups are encoded to the same bytes.
-        options = self._options(policy, (*seed, rung.high, self.rank % rung.low))
+        options = self._options(rung.gathers, policy, message, (*seed, rung.high, self.rank % rung.low))
         outs = equal_parts(out, rung.size)
         rung.gathers.submit(message, lambda t: c.all_gather(part, outs, codec, t, options), out).wait()
 
@@ -253,7 +254,7 @@ class Ladder:
             return
         # Of the group: ranks that send to other owners round by other numbers.
         first = self.rank - self.rank % rung.high + self.rank % rung.low
-        options = self._options(policy, (*seed, rung.high, first))
+        options = self._options(rung.sums, policy, message, (*seed, rung.high, first))
         residual = None if feedback is None else feedback.sender
 
         def call(transport: Metered) -> None:
@@ -261,8 +262,10 @@ class Ladder:
 
         rung.sums.submit(message, call, out).wait()
 
-    def _options(self, policy: AxisPolicy, seed: tuple[int, ...]) -> CallOptions:
-        return CallOptions(seed=derive_seed(self.seed, *seed), algorithm=policy.algorithm)
+    def _options(
+        self, group: ThinwireGroup, policy: AxisPolicy, message: Message, seed: tuple[int, ...]
+    ) -> CallOptions:
+        return group.call_options(policy, message, seed=derive_seed(self.seed, *seed))
 
     def _check_policies(self) -> None:
         """Raise UnsupportedError for what cut state does not allow."""
