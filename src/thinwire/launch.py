@@ -49,10 +49,11 @@ class Reporter:
         self._connection = connection
 
     def __call__(self, message: Any) -> None:
-        _send(self._connection, "message", message)
+        send(self._connection, "message", message)
 
 
-def _send(connection: Connection, kind: str, body: Any) -> None:
+def send(connection: Connection, kind: str, body: Any) -> None:
+    """Tell the launcher something: a ``message``, the ``result``, or an ``error`` (in words, and its traceback)."""
     # Plain pickling copies tensors; torch's own would hand over memory that ends with the rank.
     connection.send_bytes(pickle.dumps((kind, body)))
 
@@ -99,10 +100,10 @@ def _rank_main(
         store.wait([f"ready/{r}" for r in range(world)], timedelta(seconds=timeout_s))
         result = fn(rank, world, *args, Reporter(connection))
         dist.destroy_process_group()
-        _send(connection, "result", result)
+        send(connection, "result", result)
     except BaseException as e:
         with suppress(Exception):
-            _send(connection, "error", (f"{type(e).__name__}: {e}", traceback.format_exc()))
+            send(connection, "error", (f"{type(e).__name__}: {e}", traceback.format_exc()))
         os._exit(1)
     # Worker threads of a group that was not destroyed must not keep a finished rank alive.
     connection.close()
@@ -218,7 +219,7 @@ def _collect(
                 failures.append((rank, *body))
                 deadline = min(deadline, time.monotonic() + grace)
     if failures:
-        raise _failure(failures, len(ranks))
+        raise failure(failures, len(ranks))
     if len(results) < len(ranks):
         late = sorted(set(range(len(ranks))) - set(results))
         raise RankError(
@@ -227,7 +228,8 @@ def _collect(
     return [results[rank] for rank in range(len(ranks))]
 
 
-def _failure(failures: list[tuple[int, str, str]], world: int) -> RankError:
+def failure(failures: Sequence[tuple[int, str, str]], world: int) -> RankError:
+    """What to raise for ranks that have failed: (rank, in words, traceback) of each, the first one first."""
     # A rank that was killed leaves no traceback and is the cause; the others only lost their peer.
     rank, message, text = min(failures, key=lambda f: bool(f[2]))
     others = sorted({f[0] for f in failures} - {rank})

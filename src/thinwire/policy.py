@@ -23,7 +23,6 @@ What an axis does not name travels uncompressed and is counted as such.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +30,14 @@ from typing import Any, get_args
 
 import torch
 
+from . import toml_tables
 from .codecs import Codec, Compressor, parse_compressor
 from .codecs.none import NoneCodec
 from .collectives.monitor import ErrorMonitor
 from .collectives.options import Algorithm
 from .collectives.topology import Topology
 from .errors import PolicyError, SpecError, nearest
+from .toml_tables import check_keys, checked_table
 
 AXES = ("dp", "tp", "pp", "zero", "ep", "cp")
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send")
@@ -280,12 +281,7 @@ def _text(p: AxisPolicy) -> str:
 
 def from_toml(path: Path) -> Policy:
     """Read a policy file. Raises SpecError with the file's name and the key that is wrong."""
-    try:
-        table = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise SpecError(f"policy file {path} does not exist") from None
-    except tomllib.TOMLDecodeError as e:
-        raise SpecError(f"policy file {path}: {e}") from None
+    table = toml_tables.read(path, "policy file")
     try:
         return from_dict(table, name=path.stem)
     except SpecError as e:
@@ -294,9 +290,9 @@ def from_toml(path: Path) -> Policy:
 
 def from_dict(table: Mapping[str, Any], name: str) -> Policy:
     """A policy from the tables of a TOML file. Unknown keys are errors."""
-    _known(table, ("name", "description", "axis"), "policy")
+    check_keys(table, ("name", "description", "axis"), "policy")
     axes = table.get("axis", {})
-    _known({axis.partition("@")[0]: None for axis in _table(axes, "axis")}, AXES, "axis")
+    check_keys({axis.partition("@")[0]: None for axis in checked_table(axes, "axis")}, AXES, "axis")
     names = dict.fromkeys(axis.partition("@")[0] for axis in axes)
     return Policy(
         name=str(table.get("name", name)),
@@ -322,13 +318,13 @@ def _levels(axis: str, axes: Mapping[str, Any]) -> dict[str, Codecs]:
         if own == axis and at:
             if not level:
                 raise SpecError(f"axis.{name!r}: a level's name must follow the @, for instance {axis}@inter")
-            _known(entries, (*OPS, *_GROUPS_OF_OPS), f"axis.{name}")
+            check_keys(entries, (*OPS, *_GROUPS_OF_OPS), f"axis.{name}")
             levels[level] = _codecs(f"axis.{name}", entries)
     return levels
 
 
 def _axis(axis: str, entries: Mapping[str, Any], levels: Mapping[str, Codecs]) -> AxisPolicy:
-    _known(entries, (*OPS, *_GROUPS_OF_OPS, *_SETTINGS, "role", "monitor"), f"axis.{axis}")
+    check_keys(entries, (*OPS, *_GROUPS_OF_OPS, *_SETTINGS, "role", "monitor"), f"axis.{axis}")
     settings = {key: entries[key] for key in _SETTINGS if key in entries}
     if levels:
         settings.setdefault("algorithm", "hierarchical")
@@ -336,9 +332,9 @@ def _axis(axis: str, entries: Mapping[str, Any], levels: Mapping[str, Codecs]) -
         if not _SETTINGS[key](value):
             raise SpecError(f"axis.{axis}.{key}: {value!r} is not a value for it")
     roles = entries.get("role", {})
-    _known(roles, ROLES, f"axis.{axis}.role")
+    check_keys(roles, ROLES, f"axis.{axis}.role")
     for role, table in roles.items():
-        _known(table, (*OPS, *_GROUPS_OF_OPS), f"axis.{axis}.role.{role}")
+        check_keys(table, (*OPS, *_GROUPS_OF_OPS), f"axis.{axis}.role.{role}")
     codecs = _codecs(f"axis.{axis}", entries)
     by_role = {role: _codecs(f"axis.{axis}.role.{role}", table) for role, table in roles.items()}
     try:
@@ -353,7 +349,7 @@ def _monitor(axis: str, entries: Mapping[str, Any]) -> ErrorMonitor | None:
     if "monitor" not in entries:
         return None
     where, table = f"axis.{axis}.monitor", entries["monitor"]
-    _known(table, [f.name for f in dataclasses.fields(ErrorMonitor)], where)
+    check_keys(table, [f.name for f in dataclasses.fields(ErrorMonitor)], where)
     try:
         return ErrorMonitor(**table)
     except SpecError as e:
@@ -378,7 +374,7 @@ def _choice(where: str, value: Any) -> ByDtype:
                 raise PolicyError(f"{value} makes no message smaller; use none")
             return ByDtype.of(codec)
         if isinstance(value, Mapping):
-            _known(value, _DTYPES, where)
+            check_keys(value, _DTYPES, where)
             codecs = {name: parse_compressor(spec) for name, spec in value.items()}
             for name, codec in codecs.items():
                 if _DTYPES[name] not in codec.dtypes:
@@ -389,15 +385,3 @@ def _choice(where: str, value: Any) -> ByDtype:
     except (SpecError, PolicyError) as e:
         raise SpecError(f"{where}: {e}") from None
     raise SpecError(f"{where}: {value!r} is neither a codec nor a table of dtype = codec")
-
-
-def _table(table: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(table, Mapping):
-        raise SpecError(f"{where}: a table is needed, found {table!r}")
-    return table
-
-
-def _known(table: Any, names: Any, where: str) -> None:
-    for key in _table(table, where):
-        if key not in names:
-            raise SpecError(f"{where}: unknown key {key!r}; {nearest(key, names)}")

@@ -95,5 +95,6 @@ def warm_up(specs: Iterable[str | Compressor] | None = None, *, processes: int =
         for other in others:
             other.kill()
             other.wait()
-    for compressor in chosen:
-        compressor.warm_up()
+    for i, compressor in enumerate(chosen):
+        if i % processes:  # of another process
+            compressor.warm_up()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .pairwise import Pairwise
+from .rounds import AtOnce
 from .transport import Metered, Pending
 
 
@@ -37,12 +38,4 @@ class Doubling(Metered):
         first = (size - me) * nbytes
         out[me * nbytes :] = found[:first]
         out[: me * nbytes] = found[first:]
-        return _DONE
-
-
-class _Done:
-    def wait(self) -> None:
-        pass
-
-
-_DONE = _Done()
+        return AtOnce()

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .rounds import Rounds, RoundsPending
+from .rounds import AtOnce, Paired, Rounds
 from .transport import Exchange, Pending, Transport
 
 Messages = Sequence[tuple[int, Tensor]]
@@ -35,7 +35,7 @@ class Pairwise:
         if self.device.type != "cpu":
             return _all_to_all(self._transport, leaving, arriving, self.device)
         if not in_rounds:
-            return _AtOnce(*self._post(leaving, arriving, _AT_ONCE_TAG))
+            return AtOnce(*self._post(leaving, arriving, _AT_ONCE_TAG))
         me, size = self._transport.rank, self._transport.size
 
         def start(distance: int) -> list[Pending]:
@@ -51,7 +51,8 @@ class Pairwise:
             {(peer - me) % size for peer, _ in arriving} | {(me - peer) % size for peer, _ in leaving}
         )
         pending = self._rounds.add(partial(start, distance) for distance in used)
-        return _InRounds(pending, {(me + distance) % size: n for n, distance in enumerate(used, 1)})
+        number = {(me + distance) % size: n for n, distance in enumerate(used, 1)}
+        return Paired(pending, number.__getitem__)
 
     def _post(
         self, leaving: Messages, arriving: Messages, tag: int
@@ -59,35 +60,6 @@ class Pairwise:
         receive, send = self._transport.recv, self._transport.send
         incoming = [(peer, receive(buffer, peer, tag)) for peer, buffer in arriving if buffer.numel()]
         return incoming, [send(buffer, peer, tag) for peer, buffer in leaving if buffer.numel()]
-
-
-class _AtOnce:
-    def __init__(self, incoming: list[tuple[int, Pending]], outgoing: list[Pending]) -> None:
-        self._incoming, self._outgoing = incoming, outgoing
-
-    def wait(self) -> None:
-        for _, pending in self._incoming:
-            pending.wait()
-        for pending in self._outgoing:
-            pending.wait()
-
-    def wait_for(self, peer: int) -> None:
-        for source, pending in self._incoming:
-            if source == peer:
-                pending.wait()
-
-
-class _InRounds:
-    """number: peer -> how many rounds until its messages are there."""
-
-    def __init__(self, pending: RoundsPending, number: dict[int, int]) -> None:
-        self._pending, self._number = pending, number
-
-    def wait(self) -> None:
-        self._pending.wait()
-
-    def wait_for(self, peer: int) -> None:
-        self._pending.wait(self._number[peer])
 
 
 def _all_to_all(

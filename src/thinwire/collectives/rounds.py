@@ -94,8 +94,26 @@ class RoundsPending:
             self._rounds.finish_one()
 
 
+class AtOnce:
+    """An exchange whose messages are all under way. arriving: (peer, message), leaving: messages; of none: it is over."""
+
+    def __init__(self, arriving: Iterable[tuple[int, Waits]] = (), leaving: Iterable[Waits] = ()) -> None:
+        self._arriving, self._leaving = list(arriving), list(leaving)
+
+    def wait(self) -> None:
+        for _, message in self._arriving:
+            message.wait()
+        for message in self._leaving:
+            message.wait()
+
+    def wait_for(self, peer: int) -> None:
+        for source, message in self._arriving:
+            if source == peer:
+                message.wait()
+
+
 class Paired:
-    """An all-to-all in rounds. number: peer -> how many of them until its message is there."""
+    """An exchange in rounds. number: peer -> how many of them until its message is there."""
 
     def __init__(self, pending: RoundsPending, number: Callable[[int], int]) -> None:
         self._pending, self._number = pending, number

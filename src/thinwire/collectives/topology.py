@@ -9,14 +9,15 @@ goes once.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import LayoutError, SpecError, nearest
+from .. import toml_tables
+from ..errors import LayoutError, SpecError
+from ..toml_tables import check_keys
 
 INTER, INTRA = "inter", "intra"
 
@@ -179,12 +180,7 @@ def from_toml(path: Path, size: int) -> Topology:
     Raises SpecError for a file that is not one of these, LayoutError for ranks that are missing or named twice, and for
     levels that do not nest.
     """
-    try:
-        table = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise SpecError(f"topology file {path} does not exist") from None
-    except tomllib.TOMLDecodeError as e:
-        raise SpecError(f"topology file {path}: {e}") from None
+    table = toml_tables.read(path, "topology file")
     try:
         return from_dict(table, size)
     except (SpecError, LayoutError) as e:
@@ -193,7 +189,7 @@ def from_toml(path: Path, size: int) -> Topology:
 
 def from_dict(table: Mapping[str, Any], size: int) -> Topology:
     """As :func:`from_toml`, from its tables."""
-    _known(table, ("levels", "host"), "topology")
+    check_keys(table, ("levels", "host"), "topology")
     levels = table.get("levels", [INTER, INTRA])
     if not isinstance(levels, list) or not all(isinstance(name, str) for name in levels):
         raise SpecError(f"levels: a list of names is needed, found {levels!r}")
@@ -202,7 +198,7 @@ def from_dict(table: Mapping[str, Any], size: int) -> Topology:
         raise SpecError(f"host: tables [host.NAME] are needed, found {hosts!r}")
     places: dict[int, tuple[str, ...]] = {}
     for name, entry in hosts.items():
-        _known(entry, ("ranks", "within"), f"host.{name}")
+        check_keys(entry, ("ranks", "within"), f"host.{name}")
         ranks, within = entry.get("ranks", []), entry.get("within", [])
         if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
             raise SpecError(f"host.{name}.ranks: a list of ranks is needed, found {ranks!r}")
@@ -219,11 +215,3 @@ def from_dict(table: Mapping[str, Any], size: int) -> Topology:
         wrong += [f"ranks {sorted(beyond)} do not exist"] if beyond else []
         raise LayoutError(f"{size} ranks, {len(places)} in [host.*]: {'; '.join(wrong)}")
     return Topology(tuple(places[rank] for rank in range(size)), tuple(levels))
-
-
-def _known(table: Any, names: Sequence[str], where: str) -> None:
-    if not isinstance(table, Mapping):
-        raise SpecError(f"{where}: a table is needed, found {table!r}")
-    for key in table:
-        if key not in names:
-            raise SpecError(f"{where}: unknown key {key!r}; {nearest(key, names)}")

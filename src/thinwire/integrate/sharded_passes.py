@@ -59,9 +59,7 @@ class Passes:
     def drop(self) -> None:
         """Let go of gathered parameters: they are gathered anew for the next pass."""
         for unit in self._units:
-            if unit.fetch is not None:
-                unit.fetch.wait()
-                unit.fetch = None
+            unit.settle()
             unit.copy = None
             self._free(unit)
 
@@ -148,9 +146,7 @@ class Passes:
             unit.message if unit.message is not None else torch.zeros(unit.numel, dtype=self._gradient_dtype)
         )
         unit.message, unit.arrived, unit.in_backward, unit.copy = None, 0, False, None
-        if unit.fetch is not None:  # its turn did not come
-            unit.fetch.wait()
-            unit.fetch = None
+        unit.settle()  # its turn did not come
         self._free(unit)
         seed = (_REDUCE, int(self._counters[0]), unit.index, self._passes)
 
@@ -186,9 +182,7 @@ class Passes:
 
     def _need(self, unit: Unit) -> None:
         """Wait for a unit's parameters, and show them."""
-        if unit.fetch is not None:
-            unit.fetch.wait()
-            unit.fetch = None
+        if unit.settle():
             unit.show()
 
     def _free(self, unit: Unit) -> None:

@@ -67,6 +67,14 @@ class Unit:
         """Take memory for the flat tensor."""
         self.flat.untyped_storage().resize_(self.numel * self.flat.element_size())
 
+    def settle(self) -> bool:
+        """Wait for a gather that is under way; whether there was one."""
+        if self.fetch is None:
+            return False
+        self.fetch.wait()
+        self.fetch = None
+        return True
+
     def show(self) -> None:
         """The parameters are parts of the flat tensor, which holds their values."""
         for member in self.members:

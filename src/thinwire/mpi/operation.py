@@ -168,19 +168,3 @@ class Operation:
         self._finish = None
         self._error = error
         self._over = True
-
-
-class Exchange:
-    """An all-to-all: one operation for each peer that sends something, and those of what is sent."""
-
-    def __init__(self, arriving: dict[int, Operation], leaving: Sequence[Operation]) -> None:
-        self._arriving = arriving
-        self._leaving = leaving
-
-    def wait_for(self, peer: int) -> None:
-        if peer in self._arriving:
-            self._arriving[peer].wait()
-
-    def wait(self) -> None:
-        for operation in (*self._arriving.values(), *self._leaving):
-            operation.wait()

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..collectives.rounds import Paired, Rounds, pairs_in_rounds
-from ..collectives.transport import Exchange as ExchangeOf
-from ..collectives.transport import Pending
+from ..collectives.rounds import AtOnce, Paired, Rounds, pairs_in_rounds
+from ..collectives.transport import Exchange, Pending
 from .buffers import PIECE_NBYTES, Staged, memory, pieces
 from .communicator import Communicator
-from .operation import Exchange, Operation
+from .operation import Operation
 
 # Beyond those of callers: messages of other threads, or in another order, must not be taken for each other.
 _ROUNDS_TAG, _EXCHANGE_TAG = 16, 17
@@ -39,7 +38,7 @@ class MpiTransport:
         in_splits: Sequence[int],
         *,
         in_rounds: bool = False,
-    ) -> ExchangeOf:
+    ) -> Exchange:
         outs, ins = torch.split(out, list(out_splits)), torch.split(inp, list(in_splits))
         if in_rounds:
             return self._in_rounds(outs, ins)
@@ -55,15 +54,15 @@ class MpiTransport:
             lambda buffer, dst: self.send(buffer, dst, _ROUNDS_TAG),
         )
 
-    def _at_once(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> Exchange:
+    def _at_once(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> AtOnce:
         me, size = self.rank, self.size
         # All receives first: what arrives for a receive that waits needs no buffer of MPI's.
         sources = [(me + d) % size for d in range(1, size)]
-        arriving = {p: self.recv(outs[p], p, _EXCHANGE_TAG) for p in sources if outs[p].numel()}
+        arriving = [(p, self.recv(outs[p], p, _EXCHANGE_TAG)) for p in sources if outs[p].numel()]
         targets = [(me - d) % size for d in range(1, size)]
         leaving = [self.send(ins[p], p, _EXCHANGE_TAG) for p in targets if ins[p].numel()]
         outs[me].copy_(ins[me])
-        return Exchange(arriving, leaving)
+        return AtOnce(arriving, leaving)
 
     def all_gather(self, out: Tensor, inp: Tensor) -> Pending:
         if inp.numel() > PIECE_NBYTES:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...group import GroupOptions
-from ...launch import Reporter
+from ...launch import Reporter, send
 from ...mpi.process import process
 from .command import JOB, SOCKET
 
@@ -41,11 +41,11 @@ def main(folder: Path) -> None:
         )
         result = fn(rank, world, *args, Reporter(line))
         dist.destroy_process_group()
-        line.send_bytes(pickle.dumps(("result", result)))
+        send(line, "result", result)
     except BaseException as e:
         if rank < 0:
             line.send_bytes(pickle.dumps((rank, os.getpid())))
-        line.send_bytes(pickle.dumps(("error", (f"{type(e).__name__}: {e}", traceback.format_exc()))))
+        send(line, "error", (f"{type(e).__name__}: {e}", traceback.format_exc()))
         raise
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RankError
-from ...launch import Place
+from ...launch import Place, failure
 from .command import JOB, SOCKET, STORE, Mpirun
 
 _ENDS_S = 10.0  # for mpirun to end its processes
@@ -136,14 +136,8 @@ def _results(ears: _Ears, world: int, status: int, output: str, timeout: float |
         return [ears.results[rank] for rank in range(world)]
     tail = "\n".join(output.splitlines()[-40:])
     if ears.errors:
-        rank, message, text = ears.errors[0]
-        others = sorted({e[0] for e in ears.errors} - {rank})
-        more = f"\nrank(s) {others} stopped after it" if others else ""
-        raise RankError(
-            f"rank {rank} of {world} failed: {message}{more}\n{text.rstrip()}\nmpirun said:\n{tail}",
-            rank,
-            text,
-        )
+        found = failure(ears.errors, world)
+        raise RankError(f"{found}\nmpirun said:\n{tail}", found.rank, found.traceback)
     why = (
         f"within {timeout:g} s; all were stopped"
         if timeout is not None

@@ -36,17 +36,14 @@ def train_rank(rank: int, world: int, job: Job, wiring: Wiring, report: Report) 
     config, out = job.config, Path(job.out)
     scheme = sharding_of(job.policy, config.degrees, config.layout, wiring.ranks_per_host)
     if scheme is None:
-        mesh, ladder = (
-            init_mesh(
-                config.layout.mesh_sizes(),
-                load(job.policy),
-                seed=config.seed,
-                backend=wiring.backend,
-                options=wiring.options,
-            ),
-            None,
+        mesh = init_mesh(
+            config.layout.mesh_sizes(),
+            load(job.policy),
+            seed=config.seed,
+            backend=wiring.backend,
+            options=wiring.options,
         )
-        used = groups(mesh)
+        ladder, used = None, groups(mesh)
     else:
         config = dataclasses.replace(config, degrees=scheme.degrees)
         mesh, ladder = build_mesh(config.layout), build_ladder(scheme, wiring, config.seed)
