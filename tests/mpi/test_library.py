@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,8 +115,10 @@ def test_hosts_are_reached_by_an_agent(tmp_path: Path) -> None:
     ]
     for kind in ("Open MPI", "MPICH"):
         command = Mpirun("/x/mpirun", kind).command(3, ["program"], places, tmp_path)
-        assert command[:5] == ["ip", "netns", "exec", "a", "/x/mpirun"]
-        assert "10.77.0.1:2,10.77.0.2:1" in command
-        assert command[-3:] == ["-n", "3", "program"]
+        assert command[:2] == [str(tmp_path / "agent"), "10.77.0.1"], "as the daemons of the other hosts"
+        words = shlex.split(command[2])
+        assert words[:2] == ["exec", "/x/mpirun"]
+        assert "10.77.0.1:2,10.77.0.2:1" in words
+        assert words[-3:] == ["-n", "3", "program"]
     agent = (tmp_path / "agent").read_text()
     assert "10.77.0.2) space=b ;;" in agent

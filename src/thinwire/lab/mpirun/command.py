@@ -55,11 +55,14 @@ class Mpirun:
         """The command that runs ``program`` in ``world`` processes, on the hosts of ``places`` (none: here).
 
         Processes outnumber cores, so none is bound to one, and waiting ones yield. Between hosts there is TCP alone, over
-        the emulated link. folder: for a script that stands for ssh.
+        the emulated link. folder: for a script that stands for ssh, which starts mpirun itself, too.
         """
-        here = [self.path, *(self._here() if not places else self._there(places, folder))]
-        command = [*here, "-n", str(world), *program]
-        return command if not places else ["ip", "netns", "exec", str(places[0].netns), *command]
+        end = ["-n", str(world), *program]
+        if not places:
+            return [self.path, *self._here(), *end]
+        agent = _write_agent({p.address: str(p.netns) for p in places}, folder)
+        mpirun = shlex.join([self.path, *self._there(places, agent), *end])
+        return [str(agent), places[0].address, f"exec {mpirun}"]
 
     def environment(self) -> dict[str, str]:
         """Variables of the processes: which library mpi4py loads."""
@@ -74,13 +77,12 @@ class Mpirun:
         words = [w for name, value in settings.items() for w in ("--mca", name, value)]
         return [*root, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", *words]
 
-    def _there(self, places: Sequence[Place], folder: Path) -> list[str]:
+    def _there(self, places: Sequence[Place], agent: Path) -> list[str]:
         hosts: dict[str, int] = {}
         for place in places:
             if not place.address or place.netns is None:
                 raise LayoutError("mpirun across hosts needs an emulated network, with an address for each")
             hosts[place.address] = hosts.get(place.address, 0) + 1
-        agent = _write_agent({p.address: str(p.netns) for p in places}, folder)
         interface = places[0].interface
         if self.kind == "MPICH":
             fabric = {
@@ -92,7 +94,7 @@ class Mpirun:
             launch = ["-launcher", "ssh", "-launcher-exec", str(agent), "-iface", interface, "-hosts", names]
             return [*launch, *(w for name, value in fabric.items() for w in ("-genv", name, value))]
         names = ",".join(f"{host}:{n}" for host, n in hosts.items())
-        tcp = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": interface}
+        tcp = {"pml": "ob1", "btl": "tcp,sm,self", "btl_tcp_if_include": interface}
         return [
             *self._here(),
             *("--host", names),
@@ -103,7 +105,8 @@ class Mpirun:
 
 
 def _write_agent(namespaces: dict[str, str], folder: Path) -> Path:
-    """What mpirun takes for ssh: HOST COMMAND... runs the command in the namespace of the host."""
+    """What mpirun takes for ssh: HOST COMMAND... runs the command in the network of the host, and under a name of its own:
+    Open MPI takes all that have the same name for one host."""
     cases = "\n".join(f"  {address}) space={shlex.quote(name)} ;;" for address, name in namespaces.items())
     agent = folder / "agent"
     agent.write_text(
@@ -112,7 +115,7 @@ def _write_agent(namespaces: dict[str, str], folder: Path) -> Path:
         'host="$1"; shift\n'
         f'case "$host" in\n{cases}\n'
         '  *) echo "no such host: $host" >&2; exit 1 ;;\nesac\n'
-        'exec ip netns exec "$space" sh -c "$*"\n'
+        'exec ip netns exec "$space" unshare --uts sh -c "echo $space > /proc/sys/kernel/hostname; $*"\n'
     )
     agent.chmod(0o700)
     return agent
