@@ -193,6 +193,8 @@ def test_bytes_between_hosts_are_those_of_one_rank_each() -> None:
         all_reduce(gaussian(group.rank(), numel), parse("int4:block=128"), transport, options)
         away = [n for peer, n in counted.sent.items() if peer // 2 != group.rank() // 2]
         assert sum(counted.sent.values()) == transport.tally.wire_bytes
+        # A chunk of each host's for the mate, in fp32.
+        assert transport.tally.memory_bytes == 2 * numel // 4 * 4
         return sum(away)
 
     encoded = numel * 4.25 / 8

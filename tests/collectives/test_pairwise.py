@@ -55,7 +55,9 @@ def test_messages_of_a_pair_come_in_order(how: str) -> None:
     run_threads(run, WORLD)
 
 
-def test_memory_is_shared_grows_and_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_shared_grows_and_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     before = set(os.listdir("/dev/shm"))
 
     def run(group: dist.ProcessGroup, able: int) -> list[bool]:
@@ -79,7 +81,12 @@ def test_memory_is_shared_grows_and_leaves_no_file(monkeypatch: pytest.MonkeyPat
         return shared
 
     assert run_threads(run, 3, 3) == [[True] * 4] * 3
+    assert not caplog.records
     assert run_threads(run, 3, 2) == [[False] * 4] * 3, "one that cannot: all do without, and know it alike"
+    said = sorted(record.getMessage().split(" (")[0] for record in caplog.records)
+    assert said == [
+        f"rank {r}: ranks [0, 1, 2] of its host cannot share 2 bytes of memory in /dev/shm" for r in range(3)
+    ]
     assert set(os.listdir("/dev/shm")) <= before
 
 

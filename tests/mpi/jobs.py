@@ -13,9 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from support import gaussian, inputs
-from thinwire import GroupOptions, ThinwireGroup
+from thinwire import GroupOptions, ThinwireGroup, compress_fsdp, init_mesh
+from thinwire.collectives.topology import Topology
 from thinwire.group import BACKEND
 from thinwire.mpi import buffers
 from thinwire.mpi.process import process
@@ -24,16 +27,29 @@ from thinwire.torch_names import all_gather_single, reduce_scatter_single
 
 CODECS = ("bf16", "int8", "int4:block=128,round=stochastic", "exponent", "mpc:dim=1", "topk")
 NUMELS = (1, 126, 4099, 600_000)
-"""The last one goes in rounds."""
+IN_ROUNDS = (("int8", "two_shot"), ("exponent", "two_shot"), ("int8", "hierarchical"))
+"""What the last, large number of values is tried with."""
 _RANKS = 4
 
 
-def group_over(backend: str, codec: str, timeout_s: float = 60.0) -> ThinwireGroup:
-    settings: dict[str, Any] = {"all": codec, "min_nbytes": 0, "allow_without_feedback": True}
+def group_over(
+    backend: str, codec: str, timeout_s: float = 60.0, algorithm: str = "two_shot", hosts: str | None = None
+) -> ThinwireGroup:
+    settings: dict[str, Any] = {
+        "all": codec,
+        "min_nbytes": 0,
+        "allow_without_feedback": True,
+        "algorithm": algorithm,
+    }
     made = dist.new_group(
         backend=BACKEND,
         pg_options=GroupOptions(
-            policy=from_dict({"axis": {"dp": settings}}, "test"), axis="dp", backend=backend, lanes=1, seed=3
+            policy=from_dict({"axis": {"dp": settings}}, "test"),
+            axis="dp",
+            backend=backend,
+            lanes=1,
+            seed=3,
+            hosts=None if hosts is None else Topology.of_hosts(hosts),
         ),
         timeout=timedelta(seconds=timeout_s),
     )
@@ -73,18 +89,23 @@ def all_ops(group: ThinwireGroup, rank: int, world: int, numel: int, dtype: torc
 def against_gloo(rank: int, world: int, report: Callable[[Any], None]) -> list[str]:
     """Every op with every codec, over MPI and over gloo: where the bits differ."""
     differ = []
-    for codec in CODECS:
-        ours, theirs = group_over("mpi", codec), group_over("gloo", codec)
+    ways = [(codec, "two_shot", None) for codec in CODECS]
+    ways += [("int8", "hierarchical", "aabb"), ("exponent", "recursive_doubling", None)]
+    for codec, algorithm, hosts in ways:
+        ours, theirs = (
+            group_over(backend, codec, algorithm=algorithm, hosts=hosts) for backend in ("mpi", "gloo")
+        )
         for numel in NUMELS:
             for dtype in (torch.float32, torch.bfloat16):
                 if codec == "bf16" and dtype == torch.bfloat16:
                     continue  # passes through: sums of each one's own
-                if numel == NUMELS[-1] and (dtype != torch.float32 or codec not in ("int8", "exponent")):
+                in_rounds = dtype == torch.float32 and (codec, algorithm) in IN_ROUNDS
+                if numel == NUMELS[-1] and not in_rounds:
                     continue
                 found = [all_ops(group, rank, world, numel, dtype) for group in (ours, theirs)]
                 for i, (a, b) in enumerate(zip(*found, strict=True)):
                     if not torch.equal(a.view(torch.uint8), b.view(torch.uint8)):
-                        differ.append(f"{codec} numel={numel} {dtype}: op {i}")
+                        differ.append(f"{codec} {algorithm} numel={numel} {dtype}: op {i}")
         if ours.traffic.by_axis()["dp"]["wire_bytes"] != theirs.traffic.by_axis()["dp"]["wire_bytes"]:
             differ.append(f"{codec}: bytes")
         for group in (ours, theirs):
@@ -202,6 +223,37 @@ def passing_through(rank: int, world: int, report: Callable[[Any], None]) -> Non
     grad = model.module.weight.grad
     assert grad is not None
     assert torch.allclose(grad, torch.full_like(grad, 3.0))
+
+
+def trained_by_fsdp(backend: str) -> list[Tensor]:
+    """This rank's shards after two steps of FSDP2: parameters in bf16, gradients in int4 with feedback."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 33), torch.nn.Tanh(), torch.nn.Linear(33, 20))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    policy = from_dict(
+        {
+            "axis": {
+                "dp": {"reduce": "int4:block=32", "min_nbytes": 0},
+                "zero": {"gather": "bf16", "min_nbytes": 0},
+            }
+        },
+        "test",
+    )
+    mesh = init_mesh({"dp": world}, policy, options=GroupOptions(backend=backend, lanes=1))
+    for module in (model[0], model):
+        fully_shard(module, mesh=mesh)
+    compress_fsdp(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        model(gaussian(10 * step + rank, 4 * 20).view(4, 20)).square().mean().backward()
+        optimizer.step()
+    return [p.detach().to_local().clone() for p in model.parameters() if isinstance(p, DTensor)]
+
+
+def fsdp_against_gloo(rank: int, world: int, report: Callable[[Any], None]) -> bool:
+    ours, theirs = trained_by_fsdp("mpi"), trained_by_fsdp("gloo")
+    return len(ours) == 4 and all(map(torch.equal, ours, theirs))
 
 
 def both(rank: int, world: int, report: Callable[[Any], None]) -> list[str]:

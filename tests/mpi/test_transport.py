@@ -19,6 +19,14 @@ def test_every_op_of_the_inner_group_and_every_codec_against_gloo(mpirun: Mpirun
 
 
 @pytest.mark.slow
+def test_fsdp2_ends_with_the_same_bits_as_over_gloo(mpirun: Mpirun) -> None:
+    assert (
+        run_mpi_ranks(jobs.fsdp_against_gloo, 3, mpirun=mpirun, environ=_LOOPBACK, timeout=150.0)
+        == [True] * 3
+    )
+
+
+@pytest.mark.slow
 def test_without_thread_multiple_calls_take_turns(mpirun: Mpirun) -> None:
     environ = {"MPI4PY_RC_THREAD_LEVEL": "serialized"}
     levels = run_mpi_ranks(jobs.level, 4, mpirun=mpirun, environ=environ, timeout=150.0)

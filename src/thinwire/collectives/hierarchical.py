@@ -112,6 +112,7 @@ class _Call:
         with self.transport.tally.encoding():
             for _, d in step.gives:
                 shared[d][me].copy_(parts[d])
+        self.transport.tally.memory_bytes += sum(parts[d].nbytes for _, d in step.gives)
         told = memory.tell(self.pairwise)
         yield
         told.wait()

@@ -6,6 +6,7 @@ tell each other in messages of a byte. A region is a file in /dev/shm without a 
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import tempfile
@@ -19,6 +20,7 @@ from torch import Tensor
 from .pairwise import Pairwise
 from .transport import Exchange, Transport
 
+_log = logging.getLogger("thinwire")
 _FOLDER, _PREFIX = "/dev/shm", "thinwire-"
 _NAME_NBYTES = 64
 _of_transport: WeakKeyDictionary[Transport, dict[tuple[int, ...], HostMemory]] = WeakKeyDictionary()
@@ -40,6 +42,12 @@ class HostMemory:
         if self._regions is not None and x.nbytes > self._capacity:
             self._capacity = 1 << (x.nbytes - 1).bit_length()
             self._regions = self._opened(me, pairwise)
+            if self._regions is None:
+                _log.warning(
+                    "rank %d: ranks %s of its host cannot share %d bytes of memory in %s (not a tmpfs of all of them, or "
+                    "full); from now on their messages go through sockets, which is slower, with the same result",
+                    *(me, sorted([me, *self._mates]), self._capacity, _FOLDER),
+                )
         if self._regions is None:
             return None
         return {rank: region[: x.nbytes].view(x.dtype) for rank, region in self._regions.items()}

@@ -1,8 +1,8 @@
 """What was sent: raw against wire bytes, and the time in encode, wire and decode, per kind of message.
 
 Wire bytes are counted at the transport call: headers, scales and indices are in them, the network's own
-headers are not. Raw bytes are what the uncompressed op would have sent per rank with the least traffic
-that the op allows (:func:`raw_nbytes`).
+headers are not. What ranks of a host hand each other in shared memory is counted apart. Raw bytes are what
+the uncompressed op would have sent per rank with the least traffic that the op allows (:func:`raw_nbytes`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class Tally:
     """
 
     wire_bytes: int = 0
+    memory_bytes: int = 0
+    """Given to ranks of the same host through memory that they share, as they are; not in ``wire_bytes``."""
     encode_s: float = 0.0
     wire_s: float = 0.0
     decode_s: float = 0.0
@@ -69,12 +71,8 @@ class Tally:
         self.wire_s += time.perf_counter() - start
 
     def add(self, other: Tally) -> None:
-        self.wire_bytes += other.wire_bytes
-        self.encode_s += other.encode_s
-        self.wire_s += other.wire_s
-        self.decode_s += other.decode_s
-        self.two_phase += other.two_phase
-        self.padded += other.padded
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
 
 @dataclass(frozen=True, order=True)
@@ -153,7 +151,7 @@ class Traffic:
             return {message: deepcopy(entry) for message, entry in sorted(self._entries.items())}
 
     def by_axis(self) -> dict[str, dict[str, float]]:
-        """Sums per axis: calls, raw_bytes, wire_bytes, encode_s, wire_s, decode_s, two_phase, padded."""
+        """Sums per axis: calls, raw_bytes, and those of :class:`Tally`."""
         sums: dict[str, dict[str, float]] = {}
         for message, entry in self.entries().items():
             into = sums.setdefault(message.axis, defaultdict(float))

@@ -14,7 +14,7 @@ from ..collectives.traffic import PASS_THROUGH, Traffic
 from ..errors import UnsupportedError
 
 _COUNTS = (
-    "calls", "raw_bytes", "wire_bytes", "encode_s", "wire_s", "decode_s", "two_phase", "padded",
+    "calls", "raw_bytes", "wire_bytes", "memory_bytes", "encode_s", "wire_s", "decode_s", "two_phase", "padded",
     "sampled", "nonfinite", "monitor_s",
 )  # fmt: skip
 _ERRORS = ("relative_error", "max_relative_error")
@@ -24,7 +24,8 @@ _ERRORS = ("relative_error", "max_relative_error")
 class MessageStats:
     """Sums over this rank's messages of one axis, op, role and codec (``pass-through``: sent as they are).
 
-    raw_bytes: what the uncompressed op would have sent; wire_bytes: what was sent. encode_s and decode_s are CPU
+    raw_bytes: what the uncompressed op would have sent; wire_bytes: what was sent; memory_bytes: what went to ranks of
+    the same host through shared memory, uncompressed. encode_s and decode_s are CPU
     seconds, wire_s seconds of waiting; of what passes through, wire_s runs from the call to the end of the wait.
     two_phase, padded: exchanges of sizes, and of padded frames, of codecs of variable size.
 
@@ -41,6 +42,7 @@ class MessageStats:
     calls: int = 0
     raw_bytes: float = 0.0
     wire_bytes: float = 0.0
+    memory_bytes: int = 0
     encode_s: float = 0.0
     wire_s: float = 0.0
     decode_s: float = 0.0

@@ -111,6 +111,10 @@ class Report:
             for total in part.by().values():
                 rows.append([name, "", "", "", *_numbers(total), *([""] if monitored else []), ""])
         note = "  encode, decode: CPU seconds; wire: seconds of waiting, which overlap with computing\n"
+        if shared := sum(message.memory_bytes for message in messages):
+            note += (
+                f"  {shared / 1e6:.2f} MB more went through memory that ranks of a host share, uncompressed\n"
+            )
         head = list(_HEAD)
         if monitored:
             head.insert(-1, "error")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from ...launch import Place, failure
 from .command import JOB, SOCKET, STORE, Mpirun
 
 _ENDS_S = 10.0  # for mpirun to end its processes
+_FOLLOW_S = 2.0  # for processes to end when mpirun has
 
 
 def run_mpi_ranks(
@@ -63,7 +65,7 @@ def run_mpi_ranks(
                 try:
                     late = not ears.listen(job, timeout, on_message)
                 finally:
-                    _stop(job, ears.pids)
+                    _stop(job, ears.processes)
                 output.seek(0)
                 text = output.read().decode(errors="replace")
     return _results(ears, world, job.returncode, text, timeout if late else None)
@@ -75,7 +77,7 @@ class _Ears:
     def __init__(self, listener: Listener, world: int) -> None:
         self.results: dict[int, Any] = {}
         self.errors: list[tuple[int, str, str]] = []
-        self.pids: list[int] = []
+        self.processes: list[int] = []  # file descriptors: numbers of processes are used again
         self._said: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._accept, args=(listener, world), daemon=True).start()
 
@@ -107,7 +109,8 @@ class _Ears:
     def _hear(self, connection: Connection) -> None:
         with suppress(OSError, EOFError):
             rank, pid = pickle.loads(connection.recv_bytes())
-            self.pids.append(pid)
+            with suppress(ProcessLookupError):
+                self.processes.append(os.pidfd_open(pid))
             while True:
                 self._said.put((rank, *pickle.loads(connection.recv_bytes())))
 
@@ -117,17 +120,25 @@ def _paths() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
-def _stop(job: subprocess.Popen[bytes], pids: Sequence[int]) -> None:
+def _stop(job: subprocess.Popen[bytes], processes: Sequence[int]) -> None:
+    """End mpirun and the processes that it has started; none is left when this returns."""
     if job.poll() is None:
         job.terminate()  # mpirun ends its processes
         with suppress(subprocess.TimeoutExpired):
             job.wait(_ENDS_S)
     if job.poll() is None:
         job.kill()
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    job.wait()
+        job.wait()
+    end = time.monotonic() + _FOLLOW_S
+    for process in processes:
+        try:
+            ended, _, _ = select.select([process], [], [], max(end - time.monotonic(), 0.0))
+            if not ended:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                select.select([process], [], [])
+        finally:
+            os.close(process)
 
 
 def _results(ears: _Ears, world: int, status: int, output: str, timeout: float | None) -> list[Any]:
