@@ -20,10 +20,10 @@ def script(tmp_path: Path) -> str:
 
 def test_options_in_any_order_and_the_scripts_own_behind_it(script: str) -> None:
     found = parse(
-        ["--nnodes", "2", "--policy", "bf16", "--rdzv-endpoint=h:1", "--axis", "data=dp", "--axis=a=b=tp", script,
-         "--policy", "x", "--axis"]
+        ["--nnodes", "2", "--policy", "bf16", "--rdzv-endpoint=h:1", "--lanes", "3", "--axis", "data=dp", "--axis=a=b=tp",
+         script, "--policy", "x", "--axis"]
     )  # fmt: skip
-    assert found.settings == RunSettings("bf16", axes={"data": "dp", "a=b": "tp"})
+    assert found.settings == RunSettings("bf16", axes={"data": "dp", "a=b": "tp"}, lanes=3)
     assert (found.script, found.script_args) == (script, ["--policy", "x", "--axis"])
     assert (found.torchrun.nnodes, found.torchrun.rdzv_endpoint) == ("2", "h:1")
     assert found.starts_ranks
@@ -68,7 +68,8 @@ def test_help_has_torchruns_options_and_ours(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    "given", [["--axis", "dp"], ["--axis", "data=pd"], ["--log-every=-1"], ["--poliyc=x"], []]
+    "given",
+    [["--axis", "dp"], ["--axis", "data=pd"], ["--lanes", "0"], ["--log-every=-1"], ["--poliyc=x"], []],
 )
 def test_what_argparse_refuses(script: str, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -85,12 +85,12 @@ def _groups(rank: int, world: int, report: Any) -> None:
     # Imported and made before: what was there stays as it was.
     earlier = dist.new_group
     before = dist.group.WORLD
-    install(axes={"model": "tp"}, require_feedback=True)
+    install(axes={"model": "tp"}, require_feedback=True, lanes=3)
     assert not isinstance(before, LaunchedGroup)
     for backend in ("cpu:gloo", None, "gloo"):
         group = earlier(backend=backend)
         assert isinstance(group, LaunchedGroup), backend
-        assert group.options.backend == "gloo"
+        assert (group.options.backend, group.options.lane_count()) == ("gloo", 3)
         assert dist.get_backend(group) == (backend or "gloo")
     some = earlier([1], backend="gloo")
     assert isinstance(some, LaunchedGroup) == (rank == 1)

@@ -45,6 +45,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _lanes(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("a number of lanes, 1 or more")
+    return value
+
+
 def _parser() -> tuple[argparse.ArgumentParser, set[str]]:
     """The parser, and the options in it that are thinwire's own."""
     parser = get_args_parser()
@@ -65,6 +72,9 @@ def _parser() -> tuple[argparse.ArgumentParser, set[str]]:
         own.add_argument("--require-feedback", action="store_true",
                          help="Stop at a lossy reduction without the error feedback that the policy asks for. Default: send "
                          "it, and say so in the table."),
+        own.add_argument("--lanes", type=_lanes, metavar="N",
+                         help="Compressed collectives of a group that are under way at once. Default: 2 over gloo, 1 over "
+                         "nccl."),
         own.add_argument("--log", metavar="FILE.jsonl",
                          help="Write what each rank has sent to FILE.rankN.jsonl, one line at the end."),
         own.add_argument("--log-every", type=_seconds, default=0.0, metavar="SECONDS",
@@ -99,6 +109,7 @@ def parse(argv: Sequence[str]) -> Arguments:
             policy=parsed.policy,
             axes=dict(parsed.axis),
             require_feedback=parsed.require_feedback,
+            lanes=parsed.lanes,
             log=parsed.log,
             log_every=parsed.log_every,
             module=parsed.module,

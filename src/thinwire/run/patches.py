@@ -121,6 +121,7 @@ class Compression:
             axis_names={**MEGATRON, **settings.axes},
             feedback_by_caller=True,
             require_feedback=settings.require_feedback,
+            lanes=settings.lanes,
         )
         self._scales = LossScales()
 

@@ -12,14 +12,15 @@ class RunSettings:
     """How a rank runs a script.
 
     policy: a preset or a TOML file. axes: name of a mesh dimension, or description of a group -> axis.
-    require_feedback: refuse lossy reductions without the error feedback that the policy asks for. log: file for
-    JSON lines (None: no log); log_every: seconds between them (0: one at the end). module: the script is the
-    name of a module.
+    require_feedback: refuse lossy reductions without the error feedback that the policy asks for. lanes: of each group,
+    as of :class:`~thinwire.GroupOptions`. log: file for JSON lines (None: no log); log_every: seconds between them (0:
+    one at the end). module: the script is the name of a module.
     """
 
     policy: str
     axes: Mapping[str, str] = field(default_factory=dict)
     require_feedback: bool = False
+    lanes: int | None = None
     log: str | None = None
     log_every: float = 0.0
     module: bool = False
