@@ -91,6 +91,8 @@ def test_contenders_begin_with_the_baselines() -> None:
     assert names == ["plain", "plain bf16", "none", "int4"]
     names = [c.name for c in contenders([], ("naive-zfp:8",), "bf16", control=True)]
     assert names == ["plain", "control", "none", "naive-zfp:8"]
+    names = [c.name for c in contenders([], (), "fp32", gloo=True)]
+    assert names == ["plain", "plain bf16", "gloo", "gloo bf16", "none"]
 
 
 def test_contenders_take_turns() -> None:

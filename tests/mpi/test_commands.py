@@ -44,8 +44,9 @@ def test_bench_on_this_host(mpirun: Mpirun, tmp_path: Path) -> None:
 @pytest.mark.root
 @pytest.mark.usefixtures("netlab")
 def test_bench_on_emulated_hosts(mpirun: Mpirun, tmp_path: Path) -> None:
-    rows = bench(mpirun, tmp_path, "--ranks", "3", "--hosts", "3", "--rate", "200mbit", "--op", "all_reduce")
-    for name in ("plain", "none", "int8"):
+    places = ("--ranks", "3", "--hosts", "3", "--rate", "200mbit")
+    rows = bench(mpirun, tmp_path, *places, "--op", "all_reduce", "--gloo")
+    for name in ("plain", "gloo", "gloo bf16", "none", "int8"):
         # Nothing is faster than its link: no shared memory, no other way round.
         assert rows["all_reduce", name]["x_link"] > 0.95, name
     assert rows["all_reduce", "int8"]["us"] < rows["all_reduce", "plain"]["us"]
@@ -89,6 +90,8 @@ def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         run("train", "--transport", "mpi", "--hosts", "2")
     with pytest.raises(LayoutError, match="is for --transport mpi"):
         run("bench", "collective", "--mpirun", "/x/mpirun")
+    with pytest.raises(LayoutError, match="--gloo is for --transport mpi"):
+        run("bench", "collective", "--gloo")
     monkeypatch.setenv("PMI_SIZE", "8")
     with pytest.raises(
         LayoutError, match=r"MPICH's mpirun \(PMI_SIZE\) has started 8 .* add --transport mpi"

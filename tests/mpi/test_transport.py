@@ -8,22 +8,17 @@ from mpi import jobs
 from thinwire.errors import RankError
 from thinwire.lab.mpirun import Mpirun, run_mpi_ranks
 
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
-
 pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def test_every_op_of_the_inner_group_and_every_codec_against_gloo(mpirun: Mpirun) -> None:
-    for differ in run_mpi_ranks(jobs.both, 4, mpirun=mpirun, environ=_LOOPBACK, timeout=150.0):
+    for differ in run_mpi_ranks(jobs.both, 4, mpirun=mpirun, timeout=150.0):
         assert differ == []
 
 
 @pytest.mark.slow
 def test_fsdp2_ends_with_the_same_bits_as_over_gloo(mpirun: Mpirun) -> None:
-    assert (
-        run_mpi_ranks(jobs.fsdp_against_gloo, 3, mpirun=mpirun, environ=_LOOPBACK, timeout=150.0)
-        == [True] * 3
-    )
+    assert run_mpi_ranks(jobs.fsdp_against_gloo, 3, mpirun=mpirun, timeout=150.0) == [True] * 3
 
 
 @pytest.mark.slow

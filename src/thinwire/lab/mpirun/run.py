@@ -59,7 +59,13 @@ def run_mpi_ranks(
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **_paths(), **mpirun.environment(), **(environ or {})},
+                    env={
+                        **os.environ,
+                        **_paths(),
+                        **_gloo(places),
+                        **mpirun.environment(),
+                        **(environ or {}),
+                    },
                     start_new_session=True,
                 )
                 try:
@@ -113,6 +119,11 @@ class _Ears:
                 self.processes.append(os.pidfd_open(pid))
             while True:
                 self._said.put((rank, *pickle.loads(connection.recv_bytes())))
+
+
+def _gloo(places: Sequence[Place] | None) -> dict[str, str]:
+    """Where groups over gloo, which a job may have beside those over MPI, send their messages."""
+    return {"GLOO_SOCKET_IFNAME": (places[0] if places else Place()).interface}
 
 
 def _paths() -> dict[str, str]:

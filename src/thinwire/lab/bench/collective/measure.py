@@ -54,7 +54,7 @@ def measure_rank(rank: int, world: int, plan: Plan, report: Callable[[Any], None
     groups: dict[str, Group] = {}
     for contender in plan.contenders:
         if contender.group not in groups:
-            groups[contender.group] = _group(contender, world, plan.transport)
+            groups[contender.group] = _group(contender, world, contender.over or plan.transport)
     found: list[Measured] = []
     cases = plan.cases()
     for done, (op, nbytes) in enumerate(cases):

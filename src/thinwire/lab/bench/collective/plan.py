@@ -20,20 +20,25 @@ class Contender:
     """One way to run the collectives.
 
     policy: of a thinwire group; None: ``torch.distributed`` over a plain gloo group, or MPI's own collectives. cast: to bf16
-    before and back after, which is timed with it. group: contenders of the same one share it.
+    before and back after, which is timed with it. group: contenders of the same one share it. over: the transport; None:
+    the plan's.
     """
 
     name: str
     group: str
     policy: Policy | None = None
     cast: bool = False
+    over: str | None = None
 
 
 PLAIN = Contender("plain", "plain")
 PLAIN_BF16 = Contender("plain bf16", "plain", cast=True)
 CONTROL = Contender("control", "control")
 """As ``plain``, over another group: how far it is from ``plain`` is noise."""
-BASELINES = (PLAIN.name, PLAIN_BF16.name, "none")
+GLOO = Contender("gloo", "gloo", over="gloo")
+GLOO_BF16 = Contender("gloo bf16", "gloo", cast=True, over="gloo")
+"""``torch.distributed`` over gloo where the plan's transport is MPI."""
+BASELINES = (PLAIN.name, PLAIN_BF16.name, GLOO.name, GLOO_BF16.name, "none")
 
 
 def of_policy(spec: str | Policy) -> Contender:
@@ -104,10 +109,12 @@ def contenders(
     policies: Sequence[str],
     dtype: str,
     control: bool = False,
+    gloo: bool = False,
     algorithms: Sequence[Algorithm] = ("two_shot",),
 ) -> tuple[Contender, ...]:
     """The baselines, then codecs (with each algorithm) and policies. A cast saves bytes of fp32 only."""
-    baselines = [PLAIN, *([CONTROL] if control else []), *([PLAIN_BF16] if dtype == "fp32" else [])]
+    baselines = [PLAIN, *([CONTROL] if control else []), PLAIN_BF16, *([GLOO, GLOO_BF16] if gloo else [])]
+    baselines = [contender for contender in baselines if dtype == "fp32" or not contender.cast]
     ours = [
         of_codec(codec, name if algorithm == "two_shot" else f"{name} {algorithm}", algorithm)
         for name, codec in codecs

@@ -107,6 +107,9 @@ _CODECS = ("none", "bf16", "int8", "int4", "exponent", "zfp:rate=8")
 )
 @click.option("--control", is_flag=True, help="A second plain group: how far it is from the first is noise.")
 @click.option(
+    "--gloo", is_flag=True, help="With --transport mpi: torch.distributed over gloo among the contenders."
+)
+@click.option(
     "--check", is_flag=True, help="All ranks end with the same bits, repeats give the same bits: or error."
 )
 @click.option(
@@ -138,6 +141,7 @@ def collective(
     repeats: int,
     calls: int,
     control: bool,
+    gloo: bool,
     check: bool,
     table_path: Path | None,
     out: Path | None,
@@ -161,12 +165,14 @@ def collective(
         codecs, ops = (codecs or ("int8",))[:1], ("all_reduce",)
         algorithms = ("two_shot", DOUBLING, *(("hierarchical",) if layered else ()))
     chosen = codecs or (() if policies else _CODECS)
-    named = contenders([(spec, parse(spec)) for spec in chosen], policies, dtype, control, algorithms)
+    named = contenders([(spec, parse(spec)) for spec in chosen], policies, dtype, control, gloo, algorithms)
     plan = Plan(
         named, ops, sizes or _powers(least, most), ranks, dtype, warmup, repeats, calls, check, transport
     )
     if mpirun is not None and transport != "mpi":
         raise LayoutError(f"--mpirun {mpirun} is for --transport mpi")
+    if gloo and transport != "mpi":
+        raise LayoutError("--gloo is for --transport mpi; without it plain is gloo")
     starter = Mpirun.find(None if mpirun is None else str(mpirun)) if transport == "mpi" else None
     console = Console(stderr=True)
     load = os.getloadavg()[0]
