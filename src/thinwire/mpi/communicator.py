@@ -17,7 +17,7 @@ from ..errors import MismatchError, PeerError
 from .buffers import memory, pieces
 from .library import check_launch
 from .operation import Operation
-from .process import Process, machine, process
+from .process import Process, kernel, process
 
 _OWN_TAGS = 0x74770000
 """Tags from here on are thinwire's own (roles); many an MPI has no such large ones."""
@@ -29,7 +29,7 @@ def card() -> str:
     """What the ranks of a group must know of each other before they can share a communicator."""
     p = process()
     check_launch(p.mpi, os.environ)
-    return json.dumps({"rank": p.rank, "size": p.size, "mpi": p.version, "machine": machine()})
+    return json.dumps({"rank": p.rank, "size": p.size, "mpi": p.version, "kernel": kernel()})
 
 
 class Communicator:
@@ -57,7 +57,8 @@ class Communicator:
         self._id: int = self.process.call(self.comm.bcast, (self.process.rank << 32) + next(_made))
         self._top_tag = min(world.Get_attr(MPI.TAG_UB), (1 << 31) - 1)
         self.process.join(set(self._world), timeout_s)
-        here = sum(json.loads(c).get("machine") == machine() for c in cards)
+        # Containers with networks of their own share the cores of their machine all the same.
+        here = sum(json.loads(c)["kernel"] == kernel() for c in cards)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.process.crowded |= here > cores
 

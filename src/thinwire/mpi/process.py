@@ -199,9 +199,13 @@ def process() -> Process:
 
 def machine() -> str:
     """The same for processes that share a loopback interface: one kernel, one network namespace."""
-    parts = []
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        parts.append(file.read().strip())
     with suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/net"))
-    return " ".join(parts) if len(parts) == 2 else socket.gethostname()
+        return f"{kernel()} {os.readlink('/proc/self/ns/net')}"
+    return kernel()
+
+
+def kernel() -> str:
+    """The same for processes that share cores."""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return socket.gethostname()

@@ -95,9 +95,12 @@ class Mpirun:
             return [*launch, *(w for name, value in fabric.items() for w in ("-genv", name, value))]
         names = ",".join(f"{host}:{n}" for host, n in hosts.items())
         tcp = {"pml": "ob1", "btl": "tcp,sm,self", "btl_tcp_if_include": interface}
-        # Its own choice for blocking all-reduces crosses each link several times: on four hosts of two ranks it takes twice
-        # the time of a ring.
-        tcp |= {"coll_tuned_use_dynamic_rules": "1", "coll_tuned_allreduce_algorithm": "4"}  # 4: a ring
+        # Its own choice for blocking all-reduces, in levels, takes twice the time of a ring on four hosts of two ranks.
+        tcp |= {
+            "coll": "^han",
+            "coll_tuned_use_dynamic_rules": "1",
+            "coll_tuned_allreduce_algorithm": "4",
+        }  # 4: a ring
         return [
             *self._here(),
             *("--host", names),
