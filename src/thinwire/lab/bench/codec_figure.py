@@ -47,11 +47,12 @@ def speed_against_ratio(rows: Sequence[CodecRow], peers: Sequence[str], cpu: str
             axes.plot(ratios, line, color=MUTED, linewidth=0.9, linestyle=":")
             if lowest < line[-1] < fastest:
                 axes.annotate(name, (ratios[-1], line[-1]), ha="right", va="bottom", fontsize=9, color=MUTED)
-        for row in shown:
-            peer = row.spec in peers
-            colour = _PEER if peer else _LOSSLESS if row.lossless else _LOSSY
-            y = round_trip_gb_s(row)
-            axes.plot(row.ratio, y, marker="D" if peer else "o", color=colour, markersize=5)
+        kinds = {"lossy": (_LOSSY, "o"), "lossless": (_LOSSLESS, "o"), "other libraries": (_PEER, "D")}
+        for kind, (colour, marker) in kinds.items():
+            own = [row for row in shown if _kind(row, peers) == kind]
+            if own:
+                at = [row.ratio for row in own], [round_trip_gb_s(row) for row in own]
+                axes.plot(*at, color=colour, marker=marker, linestyle="none", markersize=5, label=kind)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(1, highest)
@@ -63,13 +64,14 @@ def speed_against_ratio(rows: Sequence[CodecRow], peers: Sequence[str], cpu: str
         axes.minorticks_off()
         axes.set_xlabel("ratio (raw bytes / payload bytes)")
         axes.set_ylabel("encode then decode (GB/s of the tensor)")
-        for label, colour, marker in (
-            ("lossy", _LOSSY, "o"), ("lossless", _LOSSLESS, "o"), ("other libraries", _PEER, "D"),
-        ):  # fmt: skip
-            axes.plot([], [], color=colour, marker=marker, linestyle="none", markersize=5, label=label)
-        axes.legend(loc="lower right", fontsize=9)
+        # In a row, at the top: the links' names are at the right end of their lines.
+        axes.legend(loc="upper right", fontsize=9, ncols=len(kinds))
         name_points(axes, [(row.ratio, round_trip_gb_s(row), _short(row.spec)) for row in shown])
     return figure
+
+
+def _kind(row: CodecRow, peers: Sequence[str]) -> str:
+    return "other libraries" if row.spec in peers else "lossless" if row.lossless else "lossy"
 
 
 def _short(spec: str) -> str:
