@@ -7,6 +7,7 @@ thinwire's groups with ``compress_fsdp``. Replicas can be PyTorch's, too: ``Dist
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -243,5 +244,11 @@ def _shard_stage(stage: Stage, mesh: DeviceMesh, config: TrainConfig) -> None:
             setattr(module, attribute, nn.Parameter(_on_tp_mesh(local, split, mesh)))
     dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for module in [*stage.blocks.values(), stage]:
+    units: list[Any] = [stage, *stage.blocks.values()]
+    for module in reversed(units):
         fully_shard(module, mesh=mesh["dp"], reshard_after_forward=config.zero == 3, mp_policy=precision)
+    # A unit's parameters are gathered while the one before it computes. On a GPU a stream does that; on the CPU gathers
+    # have to be asynchronous, and in the forward pass told in advance.
+    units[0]._set_unshard_async_op(True)
+    for module, following in pairwise(units):
+        module.set_modules_to_forward_prefetch([following])
