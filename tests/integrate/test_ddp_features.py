@@ -286,6 +286,9 @@ class JoinAccumulation(Join, Accumulation):
 
 
 class Compiled(Case):
+    # torch.compile cuts the graph at buckets, and refuses any that are smaller than the first one's 1 MiB.
+    settings: ClassVar = {"bucket_cap_mb": 1}
+
     def module(self) -> nn.Module:
         model = super().module()
         model.compile(backend="aot_eager")
@@ -316,7 +319,8 @@ class Groups:
 
 def wrapped(case: Case, group: dist.ProcessGroup | None) -> DistributedDataParallel:
     """Small buckets, so that there are several."""
-    return DistributedDataParallel(case.module(), process_group=group, bucket_cap_mb=0.0005, **case.settings)
+    settings = {"bucket_cap_mb": 0.0005, **case.settings}
+    return DistributedDataParallel(case.module(), process_group=group, **settings)
 
 
 def train(
