@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +25,15 @@ from thinwire.mpi.process import process
 from thinwire.policy import from_dict
 from thinwire.torch_names import all_gather_single, reduce_scatter_single
 
-CODECS = ("bf16", "int8", "int4:block=128,round=stochastic", "exponent", "mpc:dim=1", "topk")
+FEW = (("int8", "two_shot", None), ("exponent", "two_shot", None), ("int8", "hierarchical", "aabb"))
+"""Codec, algorithm, hosts."""
+MORE = (
+    *(
+        (codec, "two_shot", None)
+        for codec in ("bf16", "int4:block=128,round=stochastic", "mpc:dim=1", "topk")
+    ),
+    ("exponent", "recursive_doubling", None),
+)
 NUMELS = (1, 126, 4099, 600_000)
 IN_ROUNDS = (("int8", "two_shot"), ("exponent", "two_shot"), ("int8", "hierarchical"))
 """What the last, large number of values is tried with."""
@@ -86,11 +94,11 @@ def all_ops(group: ThinwireGroup, rank: int, world: int, numel: int, dtype: torc
     return [reduced, mean, scattered, gathered, spread, out, received]
 
 
-def against_gloo(rank: int, world: int, report: Callable[[Any], None]) -> list[str]:
-    """Every op with every codec, over MPI and over gloo: where the bits differ."""
+def against_gloo(
+    rank: int, world: int, ways: Sequence[tuple[str, str, str | None]], report: Callable[[Any], None]
+) -> list[str]:
+    """Every op in several ways, over MPI and over gloo: where the bits differ."""
     differ = []
-    ways = [(codec, "two_shot", None) for codec in CODECS]
-    ways += [("int8", "hierarchical", "aabb"), ("exponent", "recursive_doubling", None)]
     for codec, algorithm, hosts in ways:
         ours, theirs = (
             group_over(backend, codec, algorithm=algorithm, hosts=hosts) for backend in ("mpi", "gloo")
@@ -258,7 +266,7 @@ def fsdp_against_gloo(rank: int, world: int, report: Callable[[Any], None]) -> b
 
 def both(rank: int, world: int, report: Callable[[Any], None]) -> list[str]:
     passing_through(rank, world, report)
-    return against_gloo(rank, world, report)
+    return against_gloo(rank, world, FEW, report)
 
 
 def fault(rank: int, world: int, what: str, codec: str, report: Callable[[Any], None]) -> None:

@@ -11,8 +11,14 @@ from thinwire.lab.mpirun import Mpirun, run_mpi_ranks
 pytestmark = pytest.mark.usefixtures("kernels")
 
 
-def test_every_op_of_the_inner_group_and_every_codec_against_gloo(mpirun: Mpirun) -> None:
+def test_every_op_of_the_inner_group_and_with_codecs_against_gloo(mpirun: Mpirun) -> None:
     for differ in run_mpi_ranks(jobs.both, 4, mpirun=mpirun, timeout=150.0):
+        assert differ == []
+
+
+@pytest.mark.slow
+def test_more_codecs_against_gloo(mpirun: Mpirun) -> None:
+    for differ in run_mpi_ranks(jobs.against_gloo, 4, jobs.MORE, mpirun=mpirun, timeout=150.0):
         assert differ == []
 
 
