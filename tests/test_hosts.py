@@ -15,8 +15,8 @@ from thinwire import CallOptions, GroupOptions, Policy, ThinwireGroup, parse
 from thinwire.collectives.choice import Crossover, measured
 from thinwire.collectives.topology import Topology
 from thinwire.errors import LayoutError, MismatchError, PolicyError, SpecError
-from thinwire.group.hosts import identity
 from thinwire.launch import run_ranks
+from thinwire.machine import network
 from thinwire.policy import AxisPolicy, from_dict
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -54,7 +54,7 @@ def _groups(rank: int, world: int, folder: Path, report: Any) -> dict[str, str]:
     plain, host = dist.group.WORLD, HOSTS[rank]
     found = new_group(LEVELS, host=host)
     assert found.topology == Topology.of_hosts(HOSTS)
-    assert new_group(LEVELS).topology == Topology.of_hosts([identity()] * world), "all on this machine"
+    assert new_group(LEVELS).topology == Topology.of_hosts([network()] * world), "all on this machine"
     told = new_group(LEVELS, host=host, hosts=str(folder / "hosts.toml"))
     assert told.topology == Topology.of_hosts(HOSTS)
     part = dist.new_group(

@@ -23,7 +23,7 @@ FILES = {
     "cli": "lab",
     "testing": "lab",
 }
-LEAVES = ("errors", "launch", "toml_tables", "torch_names")
+LEAVES = ("errors", "launch", "machine", "toml_tables", "torch_names")
 """They import only other leaves; any room may import them."""
 
 

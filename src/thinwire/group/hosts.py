@@ -1,10 +1,11 @@
-"""Which ranks of a group share a host: found by the ranks themselves, or told by a file that is compared with it."""
+"""Which ranks of a group share a host: found by the ranks themselves, or told by a file that is compared with it.
+
+Ranks of one host have a kernel and its network alike; containers that have a network each are hosts of their own.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -15,19 +16,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from ..collectives.topology import Topology, from_toml
 from ..errors import LayoutError, MismatchError, ThinwireError
 from ..inner import gathered
+from ..machine import network
 from .options import GroupOptions
-
-
-def identity() -> str:
-    """What the ranks of one host have alike, and those of two hosts not: the boot of its kernel, and its network.
-
-    Containers that have a network each are hosts of their own.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:  # not Linux
-        return socket.gethostname()
 
 
 def find_topology(store: Store, rank: int, size: int, options: GroupOptions, timeout: timedelta) -> Topology:
@@ -45,7 +35,7 @@ def find_topology(store: Store, rank: int, size: int, options: GroupOptions, tim
         told = str(given)
     except ThinwireError as e:
         error = str(e)
-    mine = json.dumps([number, options.host or identity(), told, error])
+    mine = json.dumps([number, options.host or network(), told, error])
     every = [json.loads(text) for text in gathered(store, "host", rank, size, mine, timeout)]
     numbers, hosts, texts, errors = zip(*every, strict=True)
     if any(errors):

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from ..errors import MismatchError, PeerError
+from ..machine import kernel
 from .buffers import memory, pieces
 from .library import check_launch
 from .operation import Operation
-from .process import Process, kernel, process
+from .process import Process, process
 
 _OWN_TAGS = 0x74770000
 """Tags from here on are thinwire's own (roles); many an MPI has no such large ones."""

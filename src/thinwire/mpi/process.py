@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol
 
@@ -195,17 +193,3 @@ class Process:
 def process() -> Process:
     """This process's MPI, started at the first call. Raises as :func:`.library.load`."""
     return Process()
-
-
-def machine() -> str:
-    """The same for processes that share a loopback interface: one kernel, one network namespace."""
-    with suppress(OSError):
-        return f"{kernel()} {os.readlink('/proc/self/ns/net')}"
-    return kernel()
-
-
-def kernel() -> str:
-    """The same for processes that share cores."""
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return socket.gethostname()

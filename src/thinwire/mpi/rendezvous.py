@@ -19,8 +19,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from ..errors import LayoutError, PeerError
+from ..machine import network
 from .library import check_launch
-from .process import machine, process
+from .process import process
 
 SCHEME = "mpi"
 _TIMEOUT = timedelta(minutes=30)
@@ -45,7 +46,7 @@ def meet_by_mpi(timeout: timedelta = _TIMEOUT) -> tuple[Any, int, int]:
     where: dict[str, Any] = {}
     if p.rank == 0:
         store = TCPStore("0.0.0.0", 0, p.size, is_master=True, timeout=timeout, wait_for_workers=False)
-        where = {"port": store.port, "token": uuid4().hex, "machine": machine(), "addresses": _addresses()}
+        where = {"port": store.port, "token": uuid4().hex, "network": network(), "addresses": _addresses()}
         store.set(_TOKEN, where["token"])
         p.store = store
     where = world.bcast(where)
@@ -68,7 +69,7 @@ def _rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[t
 
 def _connected(where: dict[str, Any], size: int, timeout: timedelta) -> Any:
     """The store of rank 0, by the first of its addresses at which it answers."""
-    addresses = ["127.0.0.1"] if where["machine"] == machine() else where["addresses"]
+    addresses = ["127.0.0.1"] if where["network"] == network() else where["addresses"]
     tried = []
     for address in addresses:
         try:

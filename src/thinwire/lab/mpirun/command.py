@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,8 +74,7 @@ class Mpirun:
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         # Its own choice for non-blocking all-reduces, which pass through, takes twice the time of the blocking one.
         settings = {"mpi_yield_when_idle": "1", "coll_libnbc_iallreduce_algorithm": "1"}  # 1: a ring
-        words = [w for name, value in settings.items() for w in ("--mca", name, value)]
-        return [*root, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", *words]
+        return [*root, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", *_each("--mca", settings)]
 
     def _there(self, places: Sequence[Place], agent: Path) -> list[str]:
         hosts: dict[str, int] = {}
@@ -84,30 +83,35 @@ class Mpirun:
                 raise LayoutError("mpirun across hosts needs an emulated network, with an address for each")
             hosts[place.address] = hosts.get(place.address, 0) + 1
         interface = places[0].interface
+        names = ",".join(f"{host}:{n}" for host, n in hosts.items())
         if self.kind == "MPICH":
             fabric = {
                 "MPIR_CVAR_CH4_NETMOD": "ofi",
                 "FI_PROVIDER": "tcp",
                 "FI_TCP_IFACE": interface,
             }
-            names = ",".join(f"{host}:{n}" for host, n in hosts.items())
             launch = ["-launcher", "ssh", "-launcher-exec", str(agent), "-iface", interface, "-hosts", names]
-            return [*launch, *(w for name, value in fabric.items() for w in ("-genv", name, value))]
-        names = ",".join(f"{host}:{n}" for host, n in hosts.items())
-        tcp = {"pml": "ob1", "btl": "tcp,sm,self", "btl_tcp_if_include": interface}
-        # Its own choice for blocking all-reduces, in levels, takes twice the time of a ring on four hosts of two ranks.
-        tcp |= {
+            return [*launch, *_each("-genv", fabric)]
+        settings = {
+            "pml": "ob1",
+            "btl": "tcp,sm,self",
+            "btl_tcp_if_include": interface,
+            # Its own choice for blocking all-reduces, in levels, takes twice the time of a ring on four hosts of two ranks.
             "coll": "^han",
             "coll_tuned_use_dynamic_rules": "1",
-            "coll_tuned_allreduce_algorithm": "4",
-        }  # 4: a ring
+            "coll_tuned_allreduce_algorithm": "4",  # a ring
+        }
         return [
             *self._here(),
             *("--host", names),
             *("--prtemca", "plm_ssh_agent", str(agent)),
             *("--prtemca", "prte_if_include", interface),
-            *(w for name, value in tcp.items() for w in ("--mca", name, value)),
+            *_each("--mca", settings),
         ]
+
+
+def _each(flag: str, settings: Mapping[str, str]) -> list[str]:
+    return [word for name, value in settings.items() for word in (flag, name, value)]
 
 
 def _write_agent(namespaces: dict[str, str], folder: Path) -> Path:
