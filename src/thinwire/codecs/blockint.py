@@ -26,7 +26,6 @@ from .cpu import blockint as kernels
 from .kernel import KernelCodec, bits_of, check_block, with_rounding
 from .registry import register
 
-_NO_RESIDUAL = np.empty(0, np.float32)
 _FLT_MAX = torch.finfo(torch.float32).max
 
 
@@ -85,10 +84,10 @@ class BlockInt(KernelCodec):
         if x.is_cuda:
             self._on_cuda().encode(x, out[:size], residual, self.block, self._q, stochastic, seed)
             return size
-        lost = _NO_RESIDUAL if residual is None else residual.numpy()
-        half, seed64 = x.dtype == torch.float16, np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
-        payload, (block, q) = out[:size].numpy(), self._parameters
-        kernels.encode(bits_of(x), half, payload, lost, block, q, stochastic, seed64)
+        lost = None if residual is None else residual.numpy()
+        seed64 = np.uint64(seed & 0xFFFFFFFFFFFFFFFF) if stochastic else None
+        half, payload, (block, q) = x.dtype == torch.float16, out[:size].numpy(), self._parameters
+        kernels.encode(bits_of(x), half, payload, lost, block, q, seed64)
         return size
 
     @property

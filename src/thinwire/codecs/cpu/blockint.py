@@ -1,31 +1,47 @@
 """Kernels of the block integers. ``q`` is 2**(bits-1): codes are -q .. q-1, a code's value is c * (code/q).
 
 Arrays are flat: fp32 values as int32 bits, 16-bit values as uint16 bits (``half`` tells fp16 from bf16),
-payloads as uint8, at any alignment. Each block goes through buffers that stay in the L1 cache; the last one is
-padded with zeros there, so every inner loop runs over whole blocks and needs no scalar tail.
+payloads as uint8, at any alignment. Whole blocks are coded where they lie, 32 values at a time, in registers; the last,
+shorter one goes through buffers of a whole block, padded with zeros.
 
-Bytes must not depend on the compiler: rounding is the add of 1.5 * 2**23 after a division (nothing to fuse) or
+Bytes must not depend on the compiler: rounding is the add of 1.5 * 2**23 after a product (nothing to fuse) or
 integer arithmetic, and fastmath stays off. Indices are unsigned, which spares numba's test for negative ones.
 """
 
 # numba types the kernels; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped"
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped,var-annotated"
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from .values import INF, load, prefetch, round_to_16_bits, store
+from .values import INF
+from .vector_values import ahead, extremes, get_floats, get_pairs, put_floats, round_floats
+from .vectors import (
+    convert,
+    fill,
+    lane,
+    load,
+    lower_half,
+    numbers,
+    reinterpret,
+    select,
+    smaller,
+    span,
+    store,
+    upper_half,
+)
 
-_SIGN = np.int32(-(2**31))
 _NAN = np.float32(np.nan)  # 0x7FC00000
 _MAX = np.finfo(np.float32).max
 _MAGIC = np.float32(1.5 * 2**23)  # adding it leaves round-half-even(y) in the low mantissa bits
 _MAGIC_BITS = np.int32(0x4B400000)
 _TINY = np.float32(2.0**-100)  # below it c/q could be subnormal: divide at 2**100 times the size
+_TINY_BITS = _TINY.view(np.int32)
 _LIFT = np.float32(2.0**100)
-_WHOLE = np.uint64(2**64 - 32)  # block & _WHOLE is block, and tells the compiler that 32 divides it
+_CHUNK = np.uint64(32)  # divides every block
+_TILE = np.uint64(1024)  # values that stay in the L1 cache
 
 
 @njit(nogil=True, cache=True)
@@ -37,27 +53,22 @@ def _block_key(seed, b):
     return z ^ (z >> np.uint64(31))
 
 
-@njit(nogil=True, cache=True)
-def _random24(lane, k0, k1):
-    """24 random bits for one lane of a block: lowbias32 with a second key word between its rounds."""
-    h = np.uint32(np.uint32(lane) + k0)
-    h = np.uint32(h ^ (h >> np.uint32(16)))
-    h = np.uint32(h * np.uint32(0x21F0AAAD))
-    h = np.uint32(h ^ (h >> np.uint32(15)))
-    h = np.uint32(h + k1)
-    h = np.uint32(h * np.uint32(0xD35A2D97))
-    h = np.uint32(h ^ (h >> np.uint32(15)))
-    return np.int32(h >> np.uint32(8))
+@njit(nogil=True, cache=True, forceinline=True)
+def _random24(first, key):
+    """24 random bits for each of 16 values of a block, every second from ``first`` on.
+
+    lowbias32 with a second key word between its rounds.
+    """
+    h = numbers(np.uint32, 16) * np.uint32(2) + np.uint32(np.uint32(first) + np.uint32(key))
+    h = (h ^ (h >> 16)) * np.uint32(0x21F0AAAD)
+    h = (h ^ (h >> 15)) + np.uint32(key >> np.uint64(32))
+    h = h * np.uint32(0xD35A2D97)
+    return convert((h ^ (h >> 15)) >> 8, np.int32)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
-def _scale(bits, at, n, q):
-    """c of a block of fp32 bits: NaN for a block with NaN or Inf, 0 for zeros."""
-    high = np.int32(0)  # bits of the largest value; fp32 of one sign sort like their bits
-    low = np.int32(0)  # bits of the largest negated value
-    for j in range(n):
-        high = np.int32(max(high, bits[at + j]))
-        low = np.int32(max(low, np.int32(bits[at + j] ^ _SIGN)))
+def _scale(high, low, q):
+    """c of a block: NaN for a block with NaN or Inf, 0 for zeros. high, low: bits of its extremes, see ``extremes``."""
     if max(high, low) >= INF:
         return _NAN
     big = np.int32(max(high, low)).view(np.float32)
@@ -67,42 +78,31 @@ def _scale(bits, at, n, q):
     return np.float32(-c) if high > low else c
 
 
+@njit(nogil=True, cache=True, forceinline=True)
+def _scale_of(scales, b):
+    """c of block b."""
+    return lane(reinterpret(load(scales, np.uint64(4) * b, 4), np.float32), 0)
+
+
 @njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
-def _quantize(inputs, at, n, q, c, stochastic, key, codes):
-    """Codes (int8) of a block."""
-    if c == np.float32(0) or c != c:
-        for j in range(n):
-            codes[at + j] = np.int8(0)
-        return
-    lift = _LIFT if abs(c) < _TINY else np.float32(1)
-    step = np.float32(np.float32(c * lift) * np.float32(1.0 / q))
+def _quantize(values, step, rate, q, first, key):
+    """Codes of 16 values, every second from ``first`` on in its block: the low bits of int32.
+
+    key: None for rounding to nearest.
+    """
     top = np.int32(q - 1)
-    if not stochastic:
-        rate = np.float32(np.float32(1) / step)
-        for j in range(n):
-            y = np.float32(np.float32(inputs[at + j] * lift) * rate)
-            t = np.float32(y + _MAGIC).view(np.int32)
-            codes[at + j] = np.int8(min(np.int32(t - _MAGIC_BITS), top))
-    else:
-        k0, k1 = np.uint32(key), np.uint32(key >> np.uint64(32))
-        most = np.float32(q - 1)
-        for j in range(n):
-            y = np.float32(np.float32(inputs[at + j] * lift) / step)
-            # 24 fraction bits: -128 <= y <= 127, so this fits 32 bits. Truncation moves y by under 2**-24.
-            t = np.int32(np.float32(np.float32(min(y, most)) * np.float32(2.0**24)))
-            codes[at + j] = np.int8(np.int32(t + _random24(j, k0, k1)) >> np.int32(24))
+    if key is None:
+        return smaller(reinterpret(values * rate + _MAGIC, np.int32), np.int32(_MAGIC_BITS + top))
+    y, most = values / step, fill(np.float32(top), 16)
+    # 24 fraction bits: -128 <= y <= 127, so this fits 32 bits. Truncation moves y by under 2**-24.
+    t = convert(select(y < most, y, most) * np.float32(2.0**24), np.int32)
+    return (t + _random24(first, key)) >> 24
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _values(codes, at, n, c, q, values):
-    """values (fp32) = c * (code/q), one rounding; NaN throughout if c is not finite."""
-    if not abs(c) <= _MAX:
-        for j in range(n):
-            values[at + j] = _NAN
-        return
-    unit = np.float32(1.0 / q)
-    for j in range(n):
-        values[at + j] = np.float32(c * np.float32(np.float32(codes[at + j]) * unit))
+def _values(codes, c, q):
+    """16 values (fp32) = c * (code/q), one rounding; c is not infinite."""
+    return convert(convert(codes, np.int32), np.float32) * np.float32(1.0 / q) * c
 
 
 @njit(nogil=True, cache=True, forceinline=True)
@@ -124,195 +124,259 @@ def _bytes(count, width):
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _pack(codes, pairs, quads, octets, payload, at, high_at, n, q):
-    """Write n codes to the planes at ``at`` and ``high_at``; pairs, quads, octets are codes as uint16, 32 and 64."""
-    low, high = _low_bits(q), _high_bits(q)
+def _pack(even, odd, first, q, low_plane, high_plane):
+    """Write 32 codes to the planes (uint8) of values, as those from value ``first`` on.
+
+    even, odd: the codes of even and odd places in the low bits of int32. Two make a pair, pairs make a byte.
+    """
+    low, high = np.int32(_low_bits(q)), _high_bits(q)
+    pairs = _pairs(even, odd, low)
     if low == 8:
-        for j in range(n):
-            payload[at + j] = np.uint8(codes[j])
+        store(low_plane, first, reinterpret(convert(pairs, np.uint16), np.uint8))
     elif low == 4:
-        for j in range(_bytes(n, low)):
-            p = pairs[j]
-            payload[at + j] = np.uint8((p & np.uint16(15)) | ((p >> np.uint16(4)) & np.uint16(0xF0)))
+        store(low_plane, first >> np.uint64(1), convert(pairs, np.uint8))
     else:
-        for j in range(_bytes(n, low)):
-            payload[at + j] = _crumbs(quads[j])
+        store(low_plane, first >> np.uint64(2), _fours(pairs))
     if high == 2:
-        for j in range(_bytes(n, high)):
-            payload[high_at + j] = _crumbs(np.uint32(quads[j] >> np.uint32(low)))
+        store(high_plane, first >> np.uint64(2), _fours(_pairs(even >> low, odd >> low, np.int32(2))))
     elif high == 1:
-        for j in range(_bytes(n, high)):
-            # Bit ``low`` of eight bytes to the eight bits of one, the first byte's lowest.
-            p = (octets[j] >> low) & np.uint64(0x0101010101010101)
-            payload[high_at + j] = np.uint8((p * np.uint64(0x0102040810204080)) >> np.uint64(56))
+        bits = reinterpret(_pairs(even >> low, odd >> low, np.int32(1)), np.uint64)
+        fours = reinterpret(convert(bits | (bits >> 30), np.uint8), np.uint16)
+        store(high_plane, first >> np.uint64(3), convert(fours | (fours >> 4), np.uint8))
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _crumbs(p):
-    """The low two bits of four bytes as one byte, the first byte's lowest."""
-    two = np.uint32(p & np.uint32(0x03030303))
-    return np.uint8(two | (two >> np.uint32(6)) | (two >> np.uint32(12)) | (two >> np.uint32(18)))
+def _pairs(even, odd, width):
+    """The low bits of one beside those of the other."""
+    mask = np.int32((np.int32(1) << width) - np.int32(1))
+    return (even & mask) | ((odd & mask) << width)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _spread_crumbs(b):
+def _fours(pairs):
+    """Two pairs of two bits each as one byte."""
+    two = reinterpret(pairs, np.uint64)
+    return convert(two | (two >> 28), np.uint8)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _spread_crumbs(packed):
     """The inverse: four bytes of two bits each."""
-    p = np.uint32(b)
-    return np.uint32(
-        (p | (p << np.uint32(6)) | (p << np.uint32(12)) | (p << np.uint32(18))) & np.uint32(0x03030303)
-    )
+    p = convert(packed, np.uint32)
+    return (p | (p << 6) | (p << 12) | (p << 18)) & np.uint32(0x03030303)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _spread_bits(b):
+def _spread_bits(packed):
     """Eight bytes of one bit each; the lowest bit comes first."""
-    p = (np.uint64(b) * np.uint64(0x0101010101010101)) & np.uint64(0x8040201008040201)
-    return ((p + np.uint64(0x7F7F7F7F7F7F7F7F)) >> np.uint64(7)) & np.uint64(0x0101010101010101)
+    p = (convert(packed, np.uint64) * np.uint64(0x0101010101010101)) & np.uint64(0x8040201008040201)
+    return ((p + np.uint64(0x7F7F7F7F7F7F7F7F)) >> 7) & np.uint64(0x0101010101010101)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _unpack(payload, at, high_at, n, codes, pairs, quads, octets, q):
-    """Read n codes."""
-    low, high = _low_bits(q), _high_bits(q)
+def _unpack(first, q, low_plane, high_plane):
+    """The 32 codes (int8) from value ``first`` on."""
     if q == 128:
-        for j in range(n):
-            codes[j] = np.int8(payload[at + j])
-        return
-    if q == 8:
-        for j in range(_bytes(n, low)):
-            p = np.uint16(payload[at + j])
-            # Nibbles to bytes, each with its sign in all high bits.
-            first = np.uint16(((p & np.uint16(15)) ^ np.uint16(8)) - np.uint16(8))
-            second = np.uint16(((p >> np.uint16(4)) ^ np.uint16(8)) - np.uint16(8))
-            pairs[j] = np.uint16((first & np.uint16(0xFF)) | (second << np.uint16(8)))
-        return
+        return reinterpret(load(low_plane, first, 32), np.int8)
+    low, high = _low_bits(q), _high_bits(q)
     if low == 4:
-        for j in range(_bytes(n, low)):
-            p = np.uint16(payload[at + j])
-            pairs[j] = np.uint16((p & np.uint16(15)) | ((p >> np.uint16(4)) << np.uint16(8)))
+        nibbles = convert(load(low_plane, first >> np.uint64(1), 16), np.uint16)
+        codes = reinterpret((nibbles & 15) | ((nibbles << 4) & 0xF00), np.uint8)
     else:
-        for j in range(_bytes(n, low)):
-            quads[j] = _spread_crumbs(payload[at + j])
+        codes = reinterpret(_spread_crumbs(load(low_plane, first >> np.uint64(2), 8)), np.uint8)
     if high == 2:
-        for j in range(_bytes(n, high)):
-            quads[j] = np.uint32(quads[j] | (_spread_crumbs(payload[high_at + j]) << np.uint32(low)))
+        upper = _spread_crumbs(load(high_plane, first >> np.uint64(2), 8)) << np.uint32(low)
+        codes = codes | reinterpret(upper, np.uint8)
     elif high == 1:
-        for j in range(_bytes(n, high)):
-            octets[j] = octets[j] | (_spread_bits(payload[high_at + j]) << low)
-    sign = np.int8(q)
-    for j in range(n):
-        codes[j] = np.int8((codes[j] ^ sign) - sign)
+        upper = _spread_bits(load(high_plane, first >> np.uint64(3), 4)) << low
+        codes = codes | reinterpret(upper, np.uint8)
+    return reinterpret((codes ^ np.uint8(q)) - np.uint8(q), np.int8)
 
 
 @njit(nogil=True, cache=True)
-def _residual(inputs, codes, at, n, c, q, residual, first):
-    """x - decoded value of n values of a block; c is finite or NaN."""
-    unit = np.float32(1.0 / q)
-    for j in range(n):
-        value = np.float32(c * np.float32(np.float32(codes[at + j]) * unit))
-        residual[first + at + j] = inputs[at + j] - value
-
-
-@njit(nogil=True, cache=True)
-def _tile(block):
-    """Values that are coded in one go: whole blocks, enough that one block's latency hides in the next."""
-    return (block * max(np.uint64(1), np.uint64(1024) // block)) & _WHOLE
+def _planes(payload, blocks, size, q):
+    """The two planes of a payload of so many values."""
+    low_plane = np.uint64(4) * blocks
+    high_plane = low_plane + _bytes(size, _low_bits(q))
+    return payload[low_plane:high_plane], payload[high_plane : high_plane + _bytes(size, _high_bits(q))]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def encode(x, half, payload, residual, block, q, stochastic, seed):
+def _encode_blocks(x, blocks, b0, half, scales, low, high, residual, block, q, seed):
+    """Encode whole blocks; the first is block ``b0`` of the message."""
+    values, scale, low_plane, high_plane = span(x), span(scales), span(low), span(high)
+    # Scales first, of some blocks: each is a chain of steps that wait for one another, so let them overlap.
+    together = max(np.uint64(1), _TILE // block)
+    for start in range(np.uint64(0), blocks, together):
+        stop = min(start + together, blocks)
+        for b in range(start, stop):
+            most, least = extremes(values, b * block, block, half)
+            store(scale, np.uint64(4) * b, reinterpret(fill(_scale(most, least, q), 1), np.uint8))
+        # One loop for each width: with constants, nothing in it is left to decide.
+        if half:
+            _put_codes(values, start, stop, b0, True, scale, low_plane, high_plane, block, q, seed)
+        elif q == 128:
+            _put_codes(values, start, stop, b0, False, scale, low_plane, high_plane, block, 128, seed)
+        elif q == 32:
+            _put_codes(values, start, stop, b0, False, scale, low_plane, high_plane, block, 32, seed)
+        elif q == 16:
+            _put_codes(values, start, stop, b0, False, scale, low_plane, high_plane, block, 16, seed)
+        elif q == 8:
+            _put_codes(values, start, stop, b0, False, scale, low_plane, high_plane, block, 8, seed)
+        elif q == 4:
+            _put_codes(values, start, stop, b0, False, scale, low_plane, high_plane, block, 4, seed)
+        else:
+            _put_codes(values, start, stop, b0, False, scale, low_plane, high_plane, block, 2, seed)
+        if residual is not None:
+            _put_residual(values, start, stop, scale, low_plane, high_plane, span(residual), block, q)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
+def _put_codes(values, start, stop, b0, half, scale, low_plane, high_plane, block, q, seed):
+    """Write the codes of blocks ``start`` to ``stop``, whose scales are written."""
+    for b in range(start, stop):
+        c = _scale_of(scale, b)
+        size = np.int32(np.float32(c).view(np.int32) & np.int32(0x7FFFFFFF))
+        tiny = size < _TINY_BITS
+        step = np.float32(np.float32(c * (_LIFT if tiny else np.float32(1))) * np.float32(1.0 / q))
+        rate = np.float32(np.float32(1) / step)
+        key = seed
+        if seed is not None:
+            key = _block_key(seed, b0 + b)
+        for j in range(np.uint64(0), block, _CHUNK):
+            ahead(values, b * block + j, _TILE)
+            even, odd = get_pairs(values, b * block + j, half)
+            if tiny:
+                even, odd = even * _LIFT, odd * _LIFT
+            even = _quantize(even, step, rate, q, j, key)
+            odd = _quantize(odd, step, rate, q, j + np.uint64(1), key)
+            if size == 0 or size > INF:
+                even, odd = fill(np.int32(0), 16), fill(np.int32(0), 16)
+            _pack(even, odd, b * block + j, q, low_plane, high_plane)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _put_residual(values, start, stop, scale, low_plane, high_plane, residual, block, q):
+    """Write the residual of blocks whose codes are written; it may lie where the values do."""
+    for b in range(start, stop):
+        c = _scale_of(scale, b)
+        for at in range(b * block, (b + np.uint64(1)) * block, _CHUNK):
+            here, there = _decoded(at, c, q, low_plane, high_plane)
+            store(residual, at, get_floats(values, at, False) - here)
+            store(residual, at + np.uint64(16), get_floats(values, at + np.uint64(16), False) - there)
+
+
+@njit(nogil=True, cache=True)
+def encode(x, half, payload, residual, block, q, seed):
     """Encode x (int32 or uint16 bits) into payload (uint8, exactly sized).
 
-    residual: fp32, x - decoded value; may be the memory of x; empty if not wanted. block, seed: uint64.
+    residual: fp32, x - decoded value, may be the memory of x; or None. seed: of stochastic rounding; or None.
+    block, seed: uint64.
     """
-    size, block = np.uint64(x.size), block & _WHOLE
-    blocks = (size + block - np.uint64(1)) // block
-    tile = _tile(block)
-    bits = np.zeros(tile, np.int32)
-    inputs = bits.view(np.float32)
-    codes = np.zeros(tile, np.int8)
-    pairs, quads, octets = codes.view(np.uint16), codes.view(np.uint32), codes.view(np.uint64)
-    scales = np.empty(tile // block, np.float32)
-    scale_bytes = scales.view(np.uint8)
-    low, high = _low_bits(q), _high_bits(q)
-    high_plane = np.uint64(4) * blocks + _bytes(size, low)
-    line = np.uint64(64 // x.itemsize)
-    for first in range(np.uint64(0), size, tile):
-        n = min(tile, size - first)
-        load(x, first, n, half, bits)
-        for j in range(n, tile):
-            bits[j] = np.int32(0)
-        b0 = first // block
-        count = (n + block - np.uint64(1)) // block
-        for g in range(count):
-            scales[g] = _scale(bits, g * block, block, q)
-        for g in range(count):
-            ahead = first + tile + g * block  # the memory works on the next tile while this one is computed
-            for j in range(np.uint64(0), block, line):
-                prefetch(x, ahead + j)
-            key = _block_key(seed, b0 + g)
-            _quantize(inputs, g * block, block, q, scales[g], stochastic, key, codes)
-        for j in range(np.uint64(4) * count):
-            payload[np.uint64(4) * b0 + j] = scale_bytes[j]
-        at, high_at = np.uint64(4) * blocks + _bytes(first, low), high_plane + _bytes(first, high)
-        _pack(codes, pairs, quads, octets, payload, at, high_at, n, q)
-        if residual.size:
-            for g in range(count):
-                m = min(block, n - g * block)
-                _residual(inputs, codes, g * block, m, scales[g], q, residual, first)
+    size = np.uint64(x.size)
+    whole, rest = size // block, size % block
+    low_plane, high_plane = _planes(payload, whole + np.uint64(rest > 0), size, q)
+    _encode_blocks(x, whole, np.uint64(0), half, payload, low_plane, high_plane, residual, block, q, seed)
+    if rest:
+        done = whole * block
+        padded = np.zeros(block, x.dtype)
+        padded[:rest] = x[done:]
+        scale = payload[np.uint64(4) * whole :]
+        low = np.empty(_bytes(block, _low_bits(q)), np.uint8)
+        high = np.empty(_bytes(block, _high_bits(q)), np.uint8)
+        if residual is None:
+            _encode_blocks(padded, np.uint64(1), whole, half, scale, low, high, None, block, q, seed)
+        else:
+            lost = np.empty(block, np.float32)
+            _encode_blocks(padded, np.uint64(1), whole, half, scale, low, high, lost, block, q, seed)
+            residual[done:] = lost[:rest]
+        _put_end(low, low_plane, _bytes(rest, _low_bits(q)))
+        _put_end(high, high_plane, _bytes(rest, _high_bits(q)))
+
+
+@njit(nogil=True, cache=True)
+def _put_end(part, plane, count):
+    """Write the first bytes of ``part`` to the end of ``plane``."""
+    plane[np.uint64(plane.size) - count :] = part[:count]
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _decoded(first, c, q, low_plane, high_plane):
+    """The 32 values (fp32) from value ``first`` on, of one block, as two vectors; NaN if c is not finite."""
+    if abs(c) <= _MAX:
+        codes = _unpack(first, q, low_plane, high_plane)
+        return _values(lower_half(codes), c, q), _values(upper_half(codes), c, q)
+    return fill(_NAN, 16), fill(_NAN, 16)
+
+
+@njit(nogil=True, cache=True)
+def _decode_blocks(scales, low, high, blocks, out, half, block, q):
+    """Decode whole blocks."""
+    scale, low_plane, high_plane, values = span(scales), span(low), span(high), span(out)
+    for b in range(blocks):
+        c = _scale_of(scale, b)
+        for j in range(b * block, (b + np.uint64(1)) * block, _CHUNK):
+            here, there = _decoded(j, c, q, low_plane, high_plane)
+            ahead(values, j, _TILE)
+            put_floats(values, j, here, half, c)
+            put_floats(values, j + np.uint64(16), there, half, c)
+
+
+@njit(nogil=True, cache=True)
+def _add_blocks(scales, low, high, blocks, out, half, narrow, block, q):
+    """Decode whole blocks and add them to ``out``."""
+    scale, low_plane, high_plane, sums = span(scales), span(low), span(high), span(out)
+    for b in range(blocks):
+        c = _scale_of(scale, b)
+        for j in range(b * block, (b + np.uint64(1)) * block, _CHUNK):
+            here, there = _decoded(j, c, q, low_plane, high_plane)
+            ahead(sums, j, _TILE)
+            if narrow:
+                here, there = round_floats(here, half, c), round_floats(there, half, c)
+            store(sums, j, load(sums, j, 16) + here)
+            store(sums, j + np.uint64(16), load(sums, j + np.uint64(16), 16) + there)
+
+
+@njit(nogil=True, cache=True)
+def _last_planes(low_plane, high_plane, rest, block, q):
+    """The planes of the last, shorter block, as long as those of a whole one."""
+    low = np.zeros(_bytes(block, _low_bits(q)), np.uint8)
+    high = np.zeros(_bytes(block, _high_bits(q)), np.uint8)
+    _get_end(low, low_plane, _bytes(rest, _low_bits(q)))
+    _get_end(high, high_plane, _bytes(rest, _high_bits(q)))
+    return low, high
+
+
+@njit(nogil=True, cache=True)
+def _get_end(part, plane, count):
+    """Read the end of ``plane`` to the first bytes of ``part``."""
+    part[:count] = plane[np.uint64(plane.size) - count :]
 
 
 @njit(nogil=True, cache=True)
 def decode(payload, out, half, block, q):
     """Decode payload (exactly sized) to out: float32, or uint16 bits. block: uint64."""
-    size, block = np.uint64(out.size), block & _WHOLE
-    blocks = (size + block - np.uint64(1)) // block
-    tile = _tile(block)
-    codes = np.zeros(tile, np.int8)
-    pairs, quads, octets = codes.view(np.uint16), codes.view(np.uint32), codes.view(np.uint64)
-    values = np.empty(tile, np.float32)
-    scales = np.empty(tile // block, np.float32)
-    scale_bytes = scales.view(np.uint8)
-    low, high = _low_bits(q), _high_bits(q)
-    high_plane = np.uint64(4) * blocks + _bytes(size, low)
-    for first in range(np.uint64(0), size, tile):
-        n = min(tile, size - first)
-        b0 = first // block
-        count = (n + block - np.uint64(1)) // block
-        for j in range(np.uint64(4) * count):
-            scale_bytes[j] = payload[np.uint64(4) * b0 + j]
-        at, high_at = np.uint64(4) * blocks + _bytes(first, low), high_plane + _bytes(first, high)
-        _unpack(payload, at, high_at, n, codes, pairs, quads, octets, q)
-        for g in range(count):
-            _values(codes, g * block, block, scales[g], q, values)
-        store(values, out, first, n, half)
+    size = np.uint64(out.size)
+    whole, rest = size // block, size % block
+    low_plane, high_plane = _planes(payload, whole + np.uint64(rest > 0), size, q)
+    _decode_blocks(payload, low_plane, high_plane, whole, out, half, block, q)
+    if rest:
+        low, high = _last_planes(low_plane, high_plane, rest, block, q)
+        values = np.empty(block, out.dtype)
+        _decode_blocks(payload[np.uint64(4) * whole :], low, high, np.uint64(1), values, half, block, q)
+        out[whole * block :] = values[:rest]
 
 
 @njit(nogil=True, cache=True)
 def decode_add(payload, out, half, narrow, block, q):
     """out (float32) += decoded values, first rounded to fp16 (half) or bf16 if ``narrow``. block: uint64."""
-    size, block = np.uint64(out.size), block & _WHOLE
-    blocks = (size + block - np.uint64(1)) // block
-    tile = _tile(block)
-    codes = np.zeros(tile, np.int8)
-    pairs, quads, octets = codes.view(np.uint16), codes.view(np.uint32), codes.view(np.uint64)
-    values = np.empty(tile, np.float32)
-    narrowed = np.empty(tile, np.uint16)
-    scales = np.empty(tile // block, np.float32)
-    scale_bytes = scales.view(np.uint8)
-    low, high = _low_bits(q), _high_bits(q)
-    high_plane = np.uint64(4) * blocks + _bytes(size, low)
-    for first in range(np.uint64(0), size, tile):
-        n = min(tile, size - first)
-        b0 = first // block
-        count = (n + block - np.uint64(1)) // block
-        for j in range(np.uint64(4) * count):
-            scale_bytes[j] = payload[np.uint64(4) * b0 + j]
-        at, high_at = np.uint64(4) * blocks + _bytes(first, low), high_plane + _bytes(first, high)
-        _unpack(payload, at, high_at, n, codes, pairs, quads, octets, q)
-        for g in range(count):
-            _values(codes, g * block, block, scales[g], q, values)
-        if narrow:
-            round_to_16_bits(values, narrowed, tile, half)
-        for j in range(n):
-            out[first + j] += values[j]
+    size = np.uint64(out.size)
+    whole, rest = size // block, size % block
+    low_plane, high_plane = _planes(payload, whole + np.uint64(rest > 0), size, q)
+    _add_blocks(payload, low_plane, high_plane, whole, out, half, narrow, block, q)
+    if rest:
+        low, high = _last_planes(low_plane, high_plane, rest, block, q)
+        sums = np.zeros(block, np.float32)
+        sums[:rest] = out[whole * block :]
+        _add_blocks(payload[np.uint64(4) * whole :], low, high, np.uint64(1), sums, half, narrow, block, q)
+        out[whole * block :] = sums[:rest]

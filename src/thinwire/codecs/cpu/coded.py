@@ -5,7 +5,7 @@ faster than ``huffman``'s several.
 """
 
 # numba types the kernels; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-untyped,assignment"
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped,assignment,var-annotated"
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from .huffman import (
     get_lengths,
     load_streams,
     lookup_single,
+    new_scratch,
     put_lengths,
     put_streams,
     streams_nbytes,
     window,
 )
+from .vectors import fill, lane, load, span, store
 
 
 @njit(nogil=True, cache=True)
@@ -53,7 +55,7 @@ def encode(data, parts, out):
     """Write the parts (their sizes: int64) of data to ``out``, each coded if that is smaller; returns the bytes written."""
     counts, codes = np.empty(SYMBOLS, np.int64), np.empty(SYMBOLS, np.uint32)
     rows = np.zeros((STREAMS, BLOCK), np.uint8)
-    streams, ends = np.zeros((STREAMS, STREAM_NBYTES), np.uint8), np.zeros((STREAMS, 3), np.uint64)
+    scratch = new_scratch()
     start = at = 0
     for n in parts:
         part = data[start : start + n]
@@ -81,10 +83,10 @@ def encode(data, parts, out):
         whole = n // TILE * TILE
         for first in range(0, whole, TILE):
             tile = part[first : first + TILE].reshape(STREAMS, BLOCK)
-            sizes, at = put_streams(tile, TILE, codes, streams, ends, out, sizes, at)
+            sizes, at = put_streams(tile, TILE, codes, scratch, out, sizes, at)
         if whole < n:
             rows.reshape(TILE)[: n - whole] = part[whole:]
-            sizes, at = put_streams(rows, n - whole, codes, streams, ends, out, sizes, at)
+            sizes, at = put_streams(rows, n - whole, codes, scratch, out, sizes, at)
     return at
 
 
@@ -146,33 +148,35 @@ def _get_bytes(streams, single, tile):
     """Decode up to four blocks. At most 12 bits a byte: damaged streams stay inside their rows."""
     if tile.size == TILE:
         blocks = tile.reshape(STREAMS, BLOCK)
-        b0, b1, b2, b3 = blocks[0], blocks[1], blocks[2], blocks[3]
-        s0, s1, s2, s3 = streams[0], streams[1], streams[2], streams[3]
+        table = span(single)
+        b0, b1, b2, b3 = span(blocks[0]), span(blocks[1]), span(blocks[2]), span(blocks[3])
+        s0, s1, s2, s3 = span(streams[0]), span(streams[1]), span(streams[2]), span(streams[3])
         p0, p1, p2, p3 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
         for j in range(np.uint64(0), np.uint64(BLOCK), np.uint64(4)):
-            p0 = _get_four(s0, single, b0, j, p0)
-            p1 = _get_four(s1, single, b1, j, p1)
-            p2 = _get_four(s2, single, b2, j, p2)
-            p3 = _get_four(s3, single, b3, j, p3)
+            p0 = _get_four(s0, table, b0, j, p0)
+            p1 = _get_four(s1, table, b1, j, p1)
+            p2 = _get_four(s2, table, b2, j, p2)
+            p3 = _get_four(s3, table, b3, j, p3)
         return
     for row in range((tile.size + BLOCK - 1) // BLOCK):
         block = tile[row * BLOCK : min(tile.size, (row + 1) * BLOCK)]
         whole, p = np.uint64(block.size // 4 * 4), np.uint64(0)
+        stream = span(streams[row])
         for j in range(np.uint64(0), whole, np.uint64(4)):
-            p = _get_four(streams[row], single, block, j, p)
+            p = _get_four(stream, span(single), span(block), j, p)
         for j in range(whole, np.uint64(block.size)):
-            found = np.uint64(single[window(streams[row], p) & np.uint64(TABLE - 1)])
+            found = np.uint64(single[window(stream, p) & np.uint64(TABLE - 1)])
             block[j] = np.uint8(found & np.uint64(255))
             p += found >> np.uint64(8)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, forceinline=True)
 def _get_four(stream, single, block, j, p):
-    """Four bytes from one window; returns the next bit."""
+    """Four bytes from one window; returns the next bit. All are spans."""
     ahead = window(stream, p)
     for i in range(4):
-        found = np.uint64(single[ahead & np.uint64(TABLE - 1)])
-        block[j + np.uint64(i)] = np.uint8(found & np.uint64(255))
+        found = np.uint64(lane(load(single, ahead & np.uint64(TABLE - 1), 1), 0))
+        store(block, j + np.uint64(i), fill(np.uint8(found), 1))
         bits = found >> np.uint64(8)
         ahead >>= bits
         p += bits

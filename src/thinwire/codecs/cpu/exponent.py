@@ -5,12 +5,13 @@ streams (``huffman``).
 """
 
 # numba types the kernels; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-untyped,assignment"
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped,assignment,var-annotated"
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 
 from ..reference_exponent import HEADER_NBYTES, SPARE_ABOVE, SPARE_BELOW
 from ..reference_huffman import BLOCK, LENGTHS_NBYTES
@@ -27,10 +28,12 @@ from .huffman import (
     get_lengths,
     get_streams,
     lookup,
+    new_scratch,
     put_lengths,
     put_streams,
     streams_nbytes,
 )
+from .vectors import any_bit, convert, fill, larger, largest, load, select, span, store, zeros
 
 
 @njit(nogil=True, cache=True)
@@ -151,56 +154,82 @@ def _encode_blocks(x, mantissa_bits, drop, lengths, again, sizes, out):
     lowest, highest = range_of(lengths)
     exponents, rests = np.zeros((STREAMS, BLOCK), np.uint8), np.zeros(TILE, np.uint32)
     flat = exponents.reshape(TILE)
-    streams = np.zeros((STREAMS, STREAM_NBYTES), np.uint8)
-    ends = np.zeros((STREAMS, 3), np.uint64)
-    gone, low = np.uint32(drop), np.uint32((1 << kept) - 1)
-    sign, top = np.uint32(8 * x.itemsize - 1), np.uint32(kept)
-    wide = x.itemsize == 4
+    scratch = new_scratch()
     for first in range(0, n, TILE):
         m = min(TILE, n - first)
         tile = x[first : first + m]
-        if mantissa_bits == 7 or mantissa_bits == 23:
-            for j in range(m):
-                flat[j] = np.uint8(_upper_half(tile[j], wide) >> np.uint16(7))
-        else:
-            for j in range(m):
-                flat[j] = np.uint8((tile[j] >> np.uint16(10)) & np.uint16(31))
-        if again and not _fits(tile, flat[:m], lowest, highest, drop):
-            return -1
         if kept == 7:
-            plane = out[planes + first : planes + first + m]
-            for j in range(m):
-                v = _upper_half(tile[j], wide)
-                plane[j] = np.uint8((v & np.uint16(127)) | ((v >> np.uint16(8)) & np.uint16(128)))
+            most, ored = _split_upper(tile, flat, out[planes + first : planes + first + m], lowest)
         else:
-            for j in range(m):
-                v = np.uint32(tile[j])
-                rests[j] = ((v >> gone) & low) | ((v >> sign) << top)
+            most, ored = _split(tile, mantissa_bits, drop, flat, rests, lowest)
             _put_planes(rests, first, m, n, kept + 1, planes, out)
-        sizes, at = put_streams(exponents, m, codes, streams, ends, out, sizes, at)
+        if again and (most > highest - lowest or ored & ((1 << drop) - 1)):
+            return -1
+        sizes, at = put_streams(exponents, m, codes, scratch, out, sizes, at)
         if at < 0:
             return -1
     return at
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _upper_half(v, wide):
-    """The bits of bf16, which fp32 begins with. Arithmetic of 16 bits fills a vector with twice as many values."""
-    return np.uint16(v >> np.uint32(16)) if wide else np.uint16(v)
+@njit(nogil=True, cache=True)
+def _split_upper(tile, exponents, rests, lowest):
+    """Exponents and rests (uint8: sign, mantissa) of bf16 values, or of the upper halves of fp32 ones.
+
+    Returns how far an exponent other than 0 is above ``lowest`` (under it: a large number), and all values or-ed.
+    """
+    values, into, rest = span(tile), span(exponents), span(rests)
+    none, base = fill(np.uint8(0), 32), np.uint8(lowest)
+    most, ored = none, zeros(values, 32)
+    whole = np.uint64(tile.size) & ~np.uint64(31)
+    for j in range(np.uint64(0), whole, np.uint64(32)):
+        v = load(values, j, 32)
+        ored = ored | v
+        h = _upper_halves(v)
+        e = convert(h >> 7, np.uint8)
+        store(into, j, e)
+        store(rest, j, convert((h & 127) | ((h >> 8) & 128), np.uint8))
+        most = larger(most, select(e == np.uint8(0), none, e - base))  # modulo 256
+    above, together = np.int64(largest(most)), np.int64(any_bit(ored))
+    for j in range(whole, np.uint64(tile.size)):
+        v = np.uint32(tile[j])
+        together |= np.int64(v)
+        h = np.uint32(v >> np.uint32(16)) if tile.itemsize == 4 else v
+        e = np.uint8((h >> np.uint32(7)) & np.uint32(255))
+        exponents[j] = e
+        rests[j] = np.uint8((h & np.uint32(127)) | ((h >> np.uint32(8)) & np.uint32(128)))
+        above = max(above, np.int64(np.uint8(e - base)) if e else np.int64(0))
+    return above, together
+
+
+def _upper_halves(v):
+    """The bits of bf16 that a vector of 16-bit values is, or that fp32 values begin with."""
+
+
+@overload(_upper_halves, jit_options={"forceinline": True})
+def _upper_halves_overload(v):
+    if v.dtype == types.uint16:
+        return lambda v: v
+    return lambda v: convert(v >> 16, np.uint16)
 
 
 @njit(nogil=True, cache=True)
-def _fits(tile, exponents, lowest, highest, drop):
-    """Whether all exponents of a tile are 0 or in a range, and the mantissas' ``drop`` low bits zero."""
+def _split(tile, mantissa_bits, drop, exponents, rests, lowest):
+    """:func:`_split_upper` for any dtype. rests: uint32, without the ``drop`` low bits."""
+    gone, kept = np.uint32(drop), mantissa_bits - drop
+    low, sign, top = np.uint32((1 << kept) - 1), np.uint32(8 * tile.itemsize - 1), np.uint32(kept)
     most, base = np.uint8(0), np.uint8(lowest)
-    for e in exponents:
+    ored = np.uint32(0)
+    shift, mask = np.uint32(mantissa_bits), np.uint32((1 << (8 * tile.itemsize - 1 - mantissa_bits)) - 1)
+    for j in range(tile.size):
+        v = np.uint32(tile[j])
+        e = np.uint8((v >> shift) & mask)
+        exponents[j] = e
+        ored |= v
+        rests[j] = ((v >> gone) & low) | ((v >> sign) << top)
+    for e in exponents[: tile.size]:
         above = np.uint8(e - base)  # modulo 256: large for those under the lowest
         most = max(most, np.uint8(above * np.uint8(e != 0)))
-    ored = np.uint32(0)
-    if drop:
-        for v in tile:
-            ored |= np.uint32(v)
-    return most <= highest - lowest and ored & np.uint32((1 << drop) - 1) == 0
+    return np.int64(most), np.int64(ored)
 
 
 @njit(nogil=True, cache=True)
@@ -277,8 +306,8 @@ def decode(payload, out, mantissa_bits, lengths):
     if payload[0] == 1:
         get_lengths(payload, HEADER_NBYTES, lengths)
         sizes += LENGTHS_NBYTES
-    single, several = np.empty(TABLE, np.uint16), np.empty(TABLE, np.uint64)
-    lookup(lengths, single, several)
+    several = np.empty(TABLE, np.uint64)
+    lookup(lengths, several)
     planes = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
     at = planes + plane_nbytes(n, kept + 1)
     exponents, rests = np.zeros((STREAMS, ROW), np.uint8), np.zeros(TILE, np.uint32)
@@ -287,23 +316,47 @@ def decode(payload, out, mantissa_bits, lengths):
     sign, top, gap = np.uint32(8 * out.itemsize - 1), np.uint32(kept), np.uint32(drop)
     for first in range(0, n, TILE):
         m = min(TILE, n - first)
-        sizes, at = get_streams(payload, sizes, at, m, single, several, streams, exponents)
+        sizes, at = get_streams(payload, sizes, at, m, several, streams, exponents)
         if kept != 7:
             _get_planes(payload, first, m, n, kept + 1, planes, rests)
         for row in range((m + BLOCK - 1) // BLOCK):
             start, stop = row * BLOCK, min(m, (row + 1) * BLOCK)
             block, rest, exponent = out[first + start : first + stop], rests[start:stop], exponents[row]
             if kept == 7:
-                plane = payload[planes + first + start : planes + first + stop]
-                for j in range(stop - start):
-                    r = np.uint16(plane[j])
-                    e = np.uint16(exponent[j]) << np.uint16(7)
-                    v = np.uint16((r & np.uint16(127)) | ((r & np.uint16(128)) << np.uint16(8)) | e)
-                    block[j] = np.uint32(v) << np.uint32(16) if out.itemsize == 4 else v
+                _merge_upper(exponent, payload[planes + first + start : planes + first + stop], block)
             else:
                 for j in range(stop - start):
                     v = (rest[j] & low) << gap
                     block[j] = v | ((rest[j] >> top) << sign) | (np.uint32(exponent[j]) << shift)
+
+
+@njit(nogil=True, cache=True)
+def _merge_upper(exponents, rests, values):
+    """The inverse of :func:`_split_upper`."""
+    source, rest, into = span(exponents), span(rests), span(values)
+    whole = np.uint64(values.size) & ~np.uint64(31)
+    for j in range(np.uint64(0), whole, np.uint64(32)):
+        e, r = convert(load(source, j, 32), np.uint16), convert(load(rest, j, 32), np.uint16)
+        _put_halves(into, j, (r & 127) | ((r & 128) << 8) | (e << 7))
+    for j in range(whole, np.uint64(values.size)):
+        r = np.uint32(rests[j])
+        h = (
+            (r & np.uint32(127))
+            | ((r & np.uint32(128)) << np.uint32(8))
+            | (np.uint32(exponents[j]) << np.uint32(7))
+        )
+        values[j] = h << np.uint32(16) if values.itemsize == 4 else h
+
+
+def _put_halves(into, at, halves):
+    """Write 32 values (16 bits), or fp32 values that begin with them and have zeros behind."""
+
+
+@overload(_put_halves, jit_options={"forceinline": True})
+def _put_halves_overload(into, at, halves):
+    if into.dtype == types.uint16:
+        return lambda into, at, halves: store(into, at, halves)
+    return lambda into, at, halves: store(into, at, convert(halves, np.uint32) << 16)
 
 
 @njit(nogil=True, cache=True)

@@ -19,7 +19,7 @@ INF = np.int32(0x7F800000)
 
 @intrinsic
 def prefetch(typingctx, array, index):
-    """Ask for the cache line of array[index], for reading. The index may lie beyond the end: no access happens."""
+    """Ask for the cache line of array[index] (or of a span), for reading. It may lie beyond the end: no access happens."""
 
     def codegen(context, builder, signature, args):
         source = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])

@@ -1,0 +1,168 @@
+"""Values of any dtype in and out of vectors, as fp32: what ``values`` does one by one.
+
+16-bit values are uint16 bits; ``half`` tells fp16 from bf16. fp32 values are read as int32 bits. Memory is a span.
+"""
+
+# numba types the kernels; mypy cannot.
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped,var-annotated"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+
+from . import vectors
+from .values import INF, prefetch, widen
+from .vectors import convert, fill, larger, largest, reinterpret, select, smaller
+
+_BF16_MAX = np.int32(0x7F7F0000).view(np.float32)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _widen16(u, half):
+    """``widen`` of 16 values, whose bits are int32; gives fp32."""
+    if half:
+        a = (u & np.int32(0x7FFF)) << 13
+        r = select(a < np.int32(0x0F800000), a + np.int32(0x38000000), a + np.int32(0x70000000))
+        s = reinterpret(a + np.int32(0x38800000), np.float32) - np.float32(2.0**-14)
+        r = select(a < np.int32(0x00800000), reinterpret(s, np.int32), r)
+        return reinterpret(r | ((u & np.int32(0x8000)) << 16), np.float32)
+    return reinterpret(u << 16, np.float32)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _narrow16(values, half, most):
+    """``narrow`` of 16 fp32 values whose magnitudes are at most that of ``most``; gives uint16 bits as uint32."""
+    u = reinterpret(values, np.uint32)
+    if half:
+        a = reinterpret(u & np.uint32(0x7FFFFFFF), np.int32)
+        r = (a - np.int32(0x38000000 - 0xFFF) + ((a >> 13) & np.int32(1))) >> 13
+        r = smaller(r, np.int32(0x7BFF))
+        # 0.5 has the ulp 2**-24, which is fp16's subnormal step.
+        s = reinterpret(reinterpret(a, np.float32) + np.float32(0.5), np.int32) - np.int32(0x3F000000)
+        r = select(a < np.int32(0x38800000), s, r)
+        r = select(a > INF, fill(np.int32(0x7E00), 16), r)
+        return reinterpret(r, np.uint32) | ((u >> 16) & np.uint32(0x8000))
+    if abs(most) <= _BF16_MAX:  # nothing to cut, and no NaN
+        return (u + np.uint32(0x7FFF) + ((u >> 16) & np.uint32(1))) >> 16
+    a = reinterpret(u & np.uint32(0x7FFFFFFF), np.int32)
+    r = smaller((a + np.int32(0x7FFF) + ((a >> 16) & np.int32(1))) >> 16, np.int32(0x7F7F))
+    r = select(a > INF, fill(np.int32(0x7FC0), 16), r)
+    return reinterpret(r, np.uint32) | ((u >> 16) & np.uint32(0x8000))
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def round_floats(values, half, most):
+    """16 fp32 values of magnitudes up to that of ``most`` (NaN: any), to fp16 (half) or bf16 and back."""
+    return _widen16(reinterpret(_narrow16(values, half, most), np.int32), half)
+
+
+def get_floats(x, at, half):
+    """The 16 values of x from ``at`` on, as fp32."""
+
+
+@overload(get_floats, jit_options={"forceinline": True})
+def _get_floats_overload(x, at, half):
+    if x.dtype == types.int32:
+        return lambda x, at, half: reinterpret(vectors.load(x, at, 16), np.float32)
+    return lambda x, at, half: _widen16(convert(vectors.load(x, at, 16), np.int32), half)
+
+
+def get_pairs(x, at, half):
+    """The 32 values of x from ``at`` on, as fp32: those of even places, and those of odd ones."""
+
+
+@overload(get_pairs, jit_options={"forceinline": True})
+def _get_pairs_overload(x, at, half):
+    if x.dtype == types.int32:
+
+        def pairs32(x, at, half):
+            first, second = vectors.load(x, at, 16), vectors.load(x, at + np.uint64(16), 16)
+            return (
+                reinterpret(vectors.evens(first, second), np.float32),
+                reinterpret(vectors.odds(first, second), np.float32),
+            )
+
+        return pairs32
+
+    def pairs16(x, at, half):
+        words = reinterpret(vectors.load(x, at, 32), np.int32)
+        if half:
+            return _widen16(words & np.int32(0xFFFF), half), _widen16((words >> 16) & np.int32(0xFFFF), half)
+        return reinterpret(words << 16, np.float32), reinterpret(words & np.int32(-65536), np.float32)
+
+    return pairs16
+
+
+def put_floats(out, at, values, half, most):
+    """16 fp32 values of magnitudes up to that of ``most`` (NaN: any) to out from ``at`` on, rounded to its dtype."""
+
+
+@overload(put_floats, jit_options={"forceinline": True})
+def _put_floats_overload(out, at, values, half, most):
+    if out.dtype == types.float32:
+        return lambda out, at, values, half, most: vectors.store(out, at, values)
+    return lambda out, at, values, half, most: vectors.store(
+        out, at, convert(_narrow16(values, half, most), np.uint16)
+    )
+
+
+def extremes(x, first, n, half):
+    """The largest of n values (a multiple of 32) of x from ``first`` on and the largest negated one, as fp32 bits.
+
+    Both are at least 0; one is INF or more where a value is not finite.
+    """
+
+
+@overload(extremes, jit_options={"forceinline": True})
+def _extremes_overload(x, first, n, half):
+    # Floats of one sign sort as their bits do; as unsigned numbers, those with a sign are the largest.
+    wide = x.dtype == types.int32
+    signed, unsigned = (np.int32, np.uint32) if wide else (np.int16, np.uint16)
+    lanes = 16 if wide else 32
+    step, sign = np.uint64(lanes), unsigned(1 << (8 * np.dtype(unsigned).itemsize - 1))
+
+    def extremes_of(x, first, n, half):
+        high, low = fill(signed(0), lanes), fill(unsigned(0), lanes)
+        for j in range(first, first + n, step):
+            v = vectors.load(x, j, lanes)
+            high = larger(high, reinterpret(v, signed))
+            low = larger(low, reinterpret(v, unsigned))
+        most, least = largest(high), largest(low)
+        least = unsigned(least ^ sign) if least >= sign else unsigned(0)
+        if wide:
+            return np.int32(most), np.int32(least)
+        return widen(most, half), widen(least, half)
+
+    return extremes_of
+
+
+def ahead(x, at, distance):
+    """Ask for the 32 values that lie ``distance`` after x[at]. The memory works on them while others are coded."""
+
+
+@overload(ahead, jit_options={"forceinline": True})
+def _ahead_overload(x, at, distance):
+    if x.dtype.bitwidth == 32:
+
+        def ahead32(x, at, distance):
+            prefetch(x, at + distance)
+            prefetch(x, at + distance + np.uint64(16))
+
+        return ahead32
+    return lambda x, at, distance: prefetch(x, at + distance)
+
+
+@njit(nogil=True, cache=True)
+def copy_bytes(source, at, target, to, n):
+    """n bytes (uint64) of an array from index ``at`` to another from ``to``."""
+    have, want, width = vectors.span(source), vectors.span(target), np.uint64(32)
+    if n < width:
+        for j in range(n):
+            target[to + j] = source[at + j]
+        return
+    for j in range(np.uint64(0), n - width, width):
+        vectors.store(want, to + j, vectors.load(have, at + j, 32))
+    last = n - width  # overlaps those before it
+    vectors.store(want, to + last, vectors.load(have, at + last, 32))
