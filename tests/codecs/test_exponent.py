@@ -91,6 +91,26 @@ def test_one_exponent(dtype: torch.dtype) -> None:
     assert check(torch.zeros(5000, dtype=dtype))[0] == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("lowest", [1, 64, 100])
+@pytest.mark.parametrize("reach", [63, 64, 65])
+def test_exponents_far_apart(dtype: torch.dtype, lowest: int, reach: int) -> None:
+    """Up to where two are the same modulo 64, with zeros and without."""
+    rng = np.random.default_rng(reach)
+    exponents = lowest + np.minimum(rng.geometric(0.2, 9000) - 1, reach)
+    exponents[[77, 4800]] = lowest + reach
+    for zeros in (0, 3000):
+        exponents[rng.permutation(9000)[:zeros]] = 0
+        bits = (exponents.astype(np.uint32) << 23) | rng.integers(0, 2**23, 9000, np.uint32)
+        bits = bits if dtype == torch.float32 else (bits >> 16).astype(np.uint16)
+        assert (
+            check(torch.from_numpy(bits.view(np.int32 if dtype == torch.float32 else np.int16)).view(dtype))[
+                0
+            ]
+            == 1
+        )
+
+
 def test_codes_stay_within_their_limit() -> None:
     """Counts like Fibonacci's numbers give Huffman's algorithm a tree as deep as there are symbols."""
     counts = [1, 1]

@@ -11,7 +11,7 @@ import pytest
 from numba import njit
 from numba.core import config
 
-from thinwire.codecs.cpu import vector_values, vectors
+from thinwire.codecs.cpu import spans, vector_values, vectors
 from thinwire.codecs.cpu.values import narrow, widen
 
 RNG = np.random.default_rng(0)
@@ -39,11 +39,11 @@ def test_operators(dtype):
         @njit
         def kernel(a, b, out, mixed, op=op):
             x, y = (
-                vectors.load(vectors.span(a), np.uint64(0), 16),
-                vectors.load(vectors.span(b), np.uint64(0), 16),
+                spans.load(spans.span(a), np.uint64(0), 16),
+                spans.load(spans.span(b), np.uint64(0), 16),
             )
-            vectors.store(vectors.span(out), np.uint64(0), op(x, y))
-            vectors.store(vectors.span(mixed), np.uint64(0), op(x, b[3]))
+            spans.store(spans.span(out), np.uint64(0), op(x, y))
+            spans.store(spans.span(mixed), np.uint64(0), op(x, b[3]))
 
         out, mixed = np.zeros_like(a), np.zeros_like(a)
         kernel(a, b, out, mixed)
@@ -57,19 +57,21 @@ def test_shifts_and_comparisons(dtype):
 
     @njit
     def kernel(a, b, right, left, chosen, small, large):
-        x, y = vectors.load(vectors.span(a), np.uint64(0), 8), vectors.load(vectors.span(b), np.uint64(0), 8)
-        vectors.store(vectors.span(right), np.uint64(0), x >> 3)
-        vectors.store(vectors.span(left), np.uint64(0), x << 3)
-        vectors.store(vectors.span(chosen), np.uint64(0), vectors.select(x < y, y - x, x - y))
-        vectors.store(vectors.span(small), np.uint64(0), vectors.smaller(x, y))
-        vectors.store(vectors.span(large), np.uint64(0), vectors.larger(x, b[0]))
+        x, y = spans.load(spans.span(a), np.uint64(0), 8), spans.load(spans.span(b), np.uint64(0), 8)
+        spans.store(spans.span(right), np.uint64(0), x >> 3)
+        spans.store(spans.span(left), np.uint64(0), x << 3)
+        spans.store(spans.span(chosen), np.uint64(0), vectors.select(x < y, y - x, x - y))
+        spans.store(spans.span(small), np.uint64(0), vectors.smaller(x, y))
+        spans.store(spans.span(large), np.uint64(0), vectors.larger(x, b[0]))
 
     a, b = _values(dtype, 8), _values(dtype, 8)
     right, left, chosen, small, large = np.zeros((5, 8), dtype)
     kernel(a, b, right, left, chosen, small, large)
-    assert (right == a >> dtype(3)).all() and (left == a << dtype(3)).all()
+    assert (right == a >> dtype(3)).all()
+    assert (left == a << dtype(3)).all()
     assert (chosen == np.where(a < b, b - a, a - b)).all()
-    assert (small == np.minimum(a, b)).all() and (large == np.maximum(a, b[0])).all()
+    assert (small == np.minimum(a, b)).all()
+    assert (large == np.maximum(a, b[0])).all()
 
 
 def test_parts_and_dtypes():
@@ -77,17 +79,17 @@ def test_parts_and_dtypes():
 
     @njit
     def kernel(a, table, out, words):
-        x = vectors.load(vectors.span(a), np.uint64(3), 16)
-        into = vectors.span(out)
+        x = spans.load(spans.span(a), np.uint64(3), 16)
+        into = spans.span(out)
         low, high = vectors.lower_half(x), vectors.upper_half(x)
-        vectors.store(into, np.uint64(0), vectors.join(high, low))
-        vectors.store(into, np.uint64(16), vectors.evens(low, high))
-        vectors.store(into, np.uint64(24), vectors.odds(low, high))
-        vectors.store(into, np.uint64(32), vectors.convert(vectors.convert(x, np.int32) * 3, np.uint8))
-        wide = vectors.gather(vectors.span(table), vectors.convert(x, np.uint32))
-        vectors.store(vectors.span(words), np.uint64(0), wide)
-        vectors.store(
-            vectors.span(words), np.uint64(16), vectors.numbers(np.uint32, 16) + vectors.fill(table[0], 16)
+        spans.store(into, np.uint64(0), vectors.join(high, low))
+        spans.store(into, np.uint64(16), vectors.evens(low, high))
+        spans.store(into, np.uint64(24), vectors.odds(low, high))
+        spans.store(into, np.uint64(32), vectors.convert(vectors.convert(x, np.int32) * 3, np.uint8))
+        wide = spans.gather(spans.span(table), vectors.convert(x, np.uint32))
+        spans.store(spans.span(words), np.uint64(0), wide)
+        spans.store(
+            spans.span(words), np.uint64(16), vectors.numbers(np.uint32, 16) + vectors.fill(table[0], 16)
         )
         pair = vectors.lane(vectors.reinterpret(low, np.uint32), 1)
         return pair, vectors.largest(x), vectors.any_bit(x), vectors.largest(vectors.reinterpret(x, np.int8))
@@ -99,7 +101,8 @@ def test_parts_and_dtypes():
     assert (out[:16] == np.concatenate([x[8:], x[:8]])).all()
     assert (out[16:32] == np.concatenate([x[::2], x[1::2]])).all()
     assert (out[32:] == x * np.uint8(3)).all()
-    assert (words[:16] == table[x]).all() and (words[16:] == table[0] + np.arange(16, dtype=np.uint32)).all()
+    assert (words[:16] == table[x]).all()
+    assert (words[16:] == table[0] + np.arange(16, dtype=np.uint32)).all()
     assert pair == x.view(np.uint32)[1]
     assert (most, bits, signed) == (x.max(), np.bitwise_or.reduce(x), x.view(np.int8).max())
 
@@ -111,9 +114,9 @@ def test_values_of_16_bits(half):
     @njit
     def kernel(bits, half, wide, back):
         for at in range(np.uint64(0), np.uint64(bits.size), np.uint64(16)):
-            values = vector_values.get_floats(vectors.span(bits), at, half)
-            vectors.store(vectors.span(wide), at, vectors.reinterpret(values, np.int32))
-            vector_values.put_floats(vectors.span(back), at, values, half, np.float32(np.nan))
+            values = vector_values.get_floats(spans.span(bits), at, half)
+            spans.store(spans.span(wide), at, vectors.reinterpret(values, np.int32))
+            vector_values.put_floats(spans.span(back), at, values, half, np.float32(np.nan))
 
     @njit
     def one_by_one(bits, half, wide, back):
@@ -136,8 +139,8 @@ def test_rounding_to_16_bits(half):
     @njit
     def kernel(values, half, most, out):
         for at in range(np.uint64(0), np.uint64(values.size), np.uint64(16)):
-            found = vectors.load(vectors.span(values), at, 16)
-            vector_values.put_floats(vectors.span(out), at, found, half, most)
+            found = spans.load(spans.span(values), at, 16)
+            vector_values.put_floats(spans.span(out), at, found, half, most)
 
     @njit
     def one_by_one(values, half, out):
@@ -158,12 +161,18 @@ def test_rounding_to_16_bits(half):
 
 def test_bytes_are_copied_to_the_last():
     """Any length, and nothing beside it."""
+
+    @njit
+    def kernel(source, target, n):
+        vector_values.copy_bytes(spans.span(source), np.uint64(7), spans.span(target), np.uint64(11), n)
+
     source = _values(np.uint8, 200)
     for n in (0, 1, 31, 32, 33, 64, 100, 150):
         target = np.zeros(200, np.uint8)
-        vector_values.copy_bytes(source, np.uint64(7), target, np.uint64(11), np.uint64(n))
+        kernel(source, target, np.uint64(n))
         assert (target[11 : 11 + n] == source[7 : 7 + n]).all()
-        assert not target[:11].any() and not target[11 + n :].any()
+        assert not target[:11].any()
+        assert not target[11 + n :].any()
 
 
 def test_bounds_are_checked_where_numba_checks_them(monkeypatch):
@@ -172,20 +181,19 @@ def test_bounds_are_checked_where_numba_checks_them(monkeypatch):
 
     @njit
     def read(a, at):
-        return vectors.largest(vectors.load(vectors.span(a), at, 16))
+        return vectors.largest(spans.load(spans.span(a), at, 16))
 
     @njit
     def write(a, at):
-        vectors.store(vectors.span(a), at, vectors.fill(np.int32(1), 16))
+        spans.store(spans.span(a), at, vectors.fill(np.int32(1), 16))
 
     @njit
     def pick(a, places):
-        return vectors.largest(
-            vectors.gather(vectors.span(a), vectors.load(vectors.span(places), np.uint64(0), 4))
-        )
+        return vectors.largest(spans.gather(spans.span(a), spans.load(spans.span(places), np.uint64(0), 4)))
 
     a, places = np.arange(20, dtype=np.int32), np.array([0, 5, 19, 2], np.uint32)
-    assert read(a, np.uint64(4)) == 19 and pick(a, places) == 19
+    assert read(a, np.uint64(4)) == 19
+    assert pick(a, places) == 19
     write(a, np.uint64(4))
     for beyond in (5, 20, 21, 2**63, 2**64 - 8):
         with pytest.raises(IndexError):

@@ -15,6 +15,7 @@ from . import reference_exponent as reference
 from . import reference_huffman as huffman
 from .base import CompiledCodec
 from .cpu import exponent as kernels
+from .cpu.exponent_planes import plane_nbytes
 from .cpu.huffman import check_lengths
 from .registry import register
 from .state import CodecState
@@ -174,7 +175,7 @@ _ERRORS = (
 def _rate(nbytes: int, head: int, x: Tensor, drop: int) -> int:
     """Bits of 1024 exponents in a coded payload. head: bytes before the streams' sizes."""
     n, blocks = x.numel(), -(-x.numel() // huffman.BLOCK)
-    planes = kernels.plane_nbytes(n, _mantissa_bits(x.dtype) - drop + 1)
+    planes = plane_nbytes(n, _mantissa_bits(x.dtype) - drop + 1)
     return int(8192 * (nbytes - head - 2 * blocks - planes) // n)
 
 

@@ -16,22 +16,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from .spans import load, span, store
 from .values import INF
 from .vector_values import ahead, extremes, get_floats, get_pairs, put_floats, round_floats
-from .vectors import (
-    convert,
-    fill,
-    lane,
-    load,
-    lower_half,
-    numbers,
-    reinterpret,
-    select,
-    smaller,
-    span,
-    store,
-    upper_half,
-)
+from .vectors import convert, fill, lane, lower_half, numbers, reinterpret, select, smaller, upper_half
 
 _NAN = np.float32(np.nan)  # 0x7FC00000
 _MAX = np.finfo(np.float32).max

@@ -14,24 +14,27 @@ from numba import njit
 
 from ..reference_huffman import BLOCK, LENGTHS_NBYTES
 from .huffman import (
-    STREAM_NBYTES,
-    STREAMS,
     SYMBOLS,
     TABLE,
-    TILE,
     canonical,
     check_lengths,
     code_lengths,
     get_lengths,
-    load_streams,
     lookup_single,
-    new_scratch,
     put_lengths,
-    put_streams,
     streams_nbytes,
+)
+from .huffman_streams import (
+    STREAM_NBYTES,
+    STREAMS,
+    TILE,
+    load_streams,
+    new_scratch,
+    put_streams,
     window,
 )
-from .vectors import fill, lane, load, span, store
+from .spans import load, span, store
+from .vectors import fill, lane
 
 
 @njit(nogil=True, cache=True)
@@ -54,7 +57,6 @@ def _count(data, counts):
 def encode(data, parts, out):
     """Write the parts (their sizes: int64) of data to ``out``, each coded if that is smaller; returns the bytes written."""
     counts, codes = np.empty(SYMBOLS, np.int64), np.empty(SYMBOLS, np.uint32)
-    rows = np.zeros((STREAMS, BLOCK), np.uint8)
     scratch = new_scratch()
     start = at = 0
     for n in parts:
@@ -69,25 +71,28 @@ def encode(data, parts, out):
         blocks = (n + BLOCK - 1) // BLOCK
         if LENGTHS_NBYTES + 2 * blocks + coded // 8 + blocks >= n:
             out[at] = 0
-            at += 1
-            for j in range(n):
-                out[at + j] = part[j]
-            at += n
+            out[at + 1 : at + 1 + n] = part
+            at += 1 + n
             continue
         out[at] = 1
         put_lengths(lengths, out, at + 1)
         codes[:] = 0
         canonical(lengths, codes)
-        sizes = at + 1 + LENGTHS_NBYTES
-        at = sizes + 2 * blocks
-        whole = n // TILE * TILE
-        for first in range(0, whole, TILE):
-            tile = part[first : first + TILE].reshape(STREAMS, BLOCK)
-            sizes, at = put_streams(tile, TILE, codes, scratch, out, sizes, at)
-        if whole < n:
-            rows.reshape(TILE)[: n - whole] = part[whole:]
-            sizes, at = put_streams(rows, n - whole, codes, scratch, out, sizes, at)
+        at = _encode_part(part, codes, scratch, out, at + 1 + LENGTHS_NBYTES)
     return at
+
+
+@njit(nogil=True, cache=True)
+def _encode_part(part, codes, scratch, out, sizes):
+    """Write the sizes of the streams of a part from ``sizes`` on, and the streams; returns the end."""
+    n, end, sizes = np.uint64(part.size), np.uint64(out.size), np.uint64(sizes)
+    at = sizes + np.uint64(2 * ((part.size + BLOCK - 1) // BLOCK))
+    symbols, code_of, into = span(part), span(codes), span(out)
+    work = (span(scratch[0]), span(scratch[1]), span(scratch[2]), span(scratch[3]))
+    for first in range(np.uint64(0), n, np.uint64(TILE)):
+        m = min(np.uint64(TILE), n - first)
+        sizes, at = put_streams(symbols, first, m, code_of, work, into, sizes, at, end)
+    return np.int64(at)
 
 
 @njit(nogil=True, cache=True)
@@ -120,7 +125,7 @@ def check(payload, parts):
 @njit(nogil=True, cache=True)
 def decode(payload, parts, out):
     """Write the parts of a payload that passed :func:`check` to ``out`` (uint8, as long as all of them)."""
-    single, streams = np.empty(TABLE, np.uint16), np.zeros((STREAMS, STREAM_NBYTES), np.uint8)
+    single, streams = np.empty(TABLE, np.uint16), np.zeros(STREAMS * STREAM_NBYTES, np.uint8)
     lengths = np.empty(SYMBOLS, np.int64)
     start = at = 0
     for n in parts:
@@ -129,54 +134,61 @@ def decode(payload, parts, out):
         coded = payload[at]
         at += 1
         if not coded:
-            for j in range(n):
-                part[j] = payload[at + j]
+            part[:] = payload[at : at + n]
             at += n
             continue
         get_lengths(payload, at, lengths)
         lookup_single(lengths, single)
-        sizes = at + LENGTHS_NBYTES
-        at = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
-        for first in range(0, n, TILE):
-            m = min(TILE, n - first)
-            sizes, at = load_streams(payload, sizes, at, m, streams)
-            _get_bytes(streams, single, part[first : first + m])
+        at = _decode_part(payload, at + LENGTHS_NBYTES, single, streams, part)
 
 
 @njit(nogil=True, cache=True)
-def _get_bytes(streams, single, tile):
-    """Decode up to four blocks. At most 12 bits a byte: damaged streams stay inside their rows."""
-    if tile.size == TILE:
-        blocks = tile.reshape(STREAMS, BLOCK)
-        table = span(single)
-        b0, b1, b2, b3 = span(blocks[0]), span(blocks[1]), span(blocks[2]), span(blocks[3])
-        s0, s1, s2, s3 = span(streams[0]), span(streams[1]), span(streams[2]), span(streams[3])
-        p0, p1, p2, p3 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
-        for j in range(np.uint64(0), np.uint64(BLOCK), np.uint64(4)):
-            p0 = _get_four(s0, table, b0, j, p0)
-            p1 = _get_four(s1, table, b1, j, p1)
-            p2 = _get_four(s2, table, b2, j, p2)
-            p3 = _get_four(s3, table, b3, j, p3)
+def _decode_part(payload, sizes, single, streams, part):
+    """Read a part whose streams' sizes are at ``sizes``; returns the end of the streams."""
+    n, sizes = np.uint64(part.size), np.uint64(sizes)
+    at = sizes + np.uint64(2 * ((part.size + BLOCK - 1) // BLOCK))
+    source, work, table, into = span(payload), span(streams), span(single), span(part)
+    for first in range(np.uint64(0), n, np.uint64(TILE)):
+        m = min(np.uint64(TILE), n - first)
+        sizes, at = load_streams(source, sizes, at, m, work)
+        _get_bytes(work, table, into, first, m)
+    return np.int64(at)
+
+
+@njit(nogil=True, cache=True)
+def _get_bytes(streams, single, into, first, m):
+    """Decode up to four blocks of m bytes in all. At most 12 bits a byte: damaged streams stay inside their rows.
+
+    All arrays are spans.
+    """
+    row, block = np.uint64(8 * STREAM_NBYTES), np.uint64(BLOCK)
+    if m == TILE:
+        p0, p1, p2, p3 = np.uint64(0), row, np.uint64(2) * row, np.uint64(3) * row
+        for j in range(first, first + block, np.uint64(4)):
+            p0 = _get_four(streams, single, into, j, p0)
+            p1 = _get_four(streams, single, into, j + block, p1)
+            p2 = _get_four(streams, single, into, j + np.uint64(2) * block, p2)
+            p3 = _get_four(streams, single, into, j + np.uint64(3) * block, p3)
         return
-    for row in range((tile.size + BLOCK - 1) // BLOCK):
-        block = tile[row * BLOCK : min(tile.size, (row + 1) * BLOCK)]
-        whole, p = np.uint64(block.size // 4 * 4), np.uint64(0)
-        stream = span(streams[row])
-        for j in range(np.uint64(0), whole, np.uint64(4)):
-            p = _get_four(stream, span(single), span(block), j, p)
-        for j in range(whole, np.uint64(block.size)):
-            found = np.uint64(single[window(stream, p) & np.uint64(TABLE - 1)])
-            block[j] = np.uint8(found & np.uint64(255))
+    for b in range((m + block - np.uint64(1)) // block):
+        at, p, end = first + b * block, b * row, first + min((b + np.uint64(1)) * block, m)
+        while at + np.uint64(4) <= end:
+            p = _get_four(streams, single, into, at, p)
+            at += np.uint64(4)
+        while at < end:
+            found = np.uint64(lane(load(single, window(streams, p) & np.uint64(TABLE - 1), 1), 0))
+            store(into, at, fill(np.uint8(found), 1))
             p += found >> np.uint64(8)
+            at += np.uint64(1)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _get_four(stream, single, block, j, p):
-    """Four bytes from one window; returns the next bit. All are spans."""
-    ahead = window(stream, p)
+def _get_four(streams, single, into, j, p):
+    """Four bytes from one window, to j and behind; returns the next bit. All are spans."""
+    ahead = window(streams, p)
     for i in range(4):
         found = np.uint64(lane(load(single, ahead & np.uint64(TABLE - 1), 1), 0))
-        store(block, j + np.uint64(i), fill(np.uint8(found), 1))
+        store(into, j + np.uint64(i), fill(np.uint8(found), 1))
         bits = found >> np.uint64(8)
         ahead >>= bits
         p += bits

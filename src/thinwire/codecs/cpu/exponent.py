@@ -10,59 +10,42 @@ streams (``huffman``).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from numba import njit
 
 from ..reference_exponent import HEADER_NBYTES, SPARE_ABOVE, SPARE_BELOW
 from ..reference_huffman import BLOCK, LENGTHS_NBYTES
+from .exponent_planes import (
+    get_planes,
+    merge,
+    merge_upper,
+    plane_nbytes,
+    put_planes,
+    split,
+    split_upper,
+)
+from .exponent_survey import all_bits, survey
 from .huffman import (
-    ROW,
-    STREAM_NBYTES,
-    STREAMS,
     SYMBOLS,
     TABLE,
-    TILE,
     canonical,
     check_lengths,
     code_lengths,
     get_lengths,
+    put_lengths,
+    streams_nbytes,
+)
+from .huffman_streams import (
+    ROW,
+    STREAM_NBYTES,
+    STREAMS,
+    TILE,
     get_streams,
     lookup,
     new_scratch,
-    put_lengths,
     put_streams,
-    streams_nbytes,
 )
-from .vectors import any_bit, convert, fill, larger, largest, load, select, span, store, zeros
-
-
-@njit(nogil=True, cache=True)
-def _survey(x, mantissa_bits, counts):
-    """Count the exponents; returns all mantissas or-ed. Four tables: a run of one exponent does not wait for itself."""
-    mask = np.uint32((1 << (8 * x.itemsize - 1 - mantissa_bits)) - 1)
-    tables = np.zeros((4, SYMBOLS), np.uint32)
-    ored = np.uint32(0)
-    shift = np.uint32(mantissa_bits)
-    whole = x.size // 4 * 4
-    for j in range(0, whole, 4):
-        a, b, c, d = np.uint32(x[j]), np.uint32(x[j + 1]), np.uint32(x[j + 2]), np.uint32(x[j + 3])
-        tables[0, (a >> shift) & mask] += np.uint32(1)
-        tables[1, (b >> shift) & mask] += np.uint32(1)
-        tables[2, (c >> shift) & mask] += np.uint32(1)
-        tables[3, (d >> shift) & mask] += np.uint32(1)
-        ored |= a | b | c | d
-    for j in range(whole, x.size):
-        tables[0, (np.uint32(x[j]) >> shift) & mask] += np.uint32(1)
-        ored |= np.uint32(x[j])
-    for s in range(SYMBOLS):
-        counts[s] = np.int64(tables[0, s]) + tables[1, s] + tables[2, s] + tables[3, s]
-    return np.uint32(ored & np.uint32((1 << mantissa_bits) - 1))
-
-
-@njit(nogil=True, cache=True)
-def plane_nbytes(n, width):
-    """Bytes of the planes of n rests of 8, 11 or 24 bits."""
-    return n * (width // 8) + (3 * n + 7) // 8 * (width % 8 != 0)
+from .spans import span
+from .vector_values import copy_bytes
 
 
 @njit(nogil=True, cache=True)
@@ -96,12 +79,13 @@ def encode(x, mantissa_bits, spare, lengths, out):
     """
     n, raw_nbytes = x.size, x.size * x.itemsize
     counts = np.empty(SYMBOLS, np.int64)
-    ored = _survey(x, mantissa_bits, counts)
+    survey(x, mantissa_bits, counts)
     drop = 0
     if mantissa_bits == 23:
-        if ored & np.uint32(0xFFFF) == 0:
+        ored = all_bits(x)
+        if ored & 0xFFFF == 0:
             drop = 16
-        elif ored & np.uint32(0x1FFF) == 0:
+        elif ored & 0x1FFF == 0:
             drop = 13
     wide = counts.copy()
     if spare:
@@ -145,115 +129,37 @@ def _encode_blocks(x, mantissa_bits, drop, lengths, again, sizes, out):
 
     again: -1 if there are exponents without a code, bits in the place of those dropped, or out is too short.
     """
-    n = x.size
-    kept = mantissa_bits - drop
-    planes = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
-    at = planes + plane_nbytes(n, kept + 1)
     codes = np.zeros(SYMBOLS, np.uint32)
     canonical(lengths, codes)
-    lowest, highest = range_of(lengths)
-    exponents, rests = np.zeros((STREAMS, BLOCK), np.uint8), np.zeros(TILE, np.uint32)
-    flat = exponents.reshape(TILE)
-    scratch = new_scratch()
-    for first in range(0, n, TILE):
-        m = min(TILE, n - first)
-        tile = x[first : first + m]
+    limits = range_of(lengths)
+    exponents, rests = np.zeros(TILE, np.uint8), np.zeros(TILE, np.uint32)
+    return _encode_tiles(
+        x, mantissa_bits, drop, codes, limits, again, np.uint64(sizes), out, exponents, rests, new_scratch()
+    )
+
+
+@njit(nogil=True, cache=True)
+def _encode_tiles(x, mantissa_bits, drop, codes, limits, again, sizes, out, exponents, rests, scratch):
+    """:func:`_encode_blocks` with a codebook and what to work in."""
+    n, kept, end = np.uint64(x.size), mantissa_bits - drop, np.uint64(out.size)
+    planes = sizes + np.uint64(2 * ((x.size + BLOCK - 1) // BLOCK))
+    at = planes + np.uint64(plane_nbytes(x.size, kept + 1))
+    lowest, highest = limits
+    values, into, code_of, symbols = span(x), span(out), span(codes), span(exponents)
+    work = (span(scratch[0]), span(scratch[1]), span(scratch[2]), span(scratch[3]))
+    for first in range(np.uint64(0), n, np.uint64(TILE)):
+        m = min(np.uint64(TILE), n - first)
         if kept == 7:
-            most, ored = _split_upper(tile, flat, out[planes + first : planes + first + m], lowest)
+            most, ored = split_upper(values, first, m, symbols, into, planes + first, np.uint8(lowest))
         else:
-            most, ored = _split(tile, mantissa_bits, drop, flat, rests, lowest)
-            _put_planes(rests, first, m, n, kept + 1, planes, out)
+            most, ored = split(x[first : first + m], mantissa_bits, drop, exponents, rests, lowest)
+            put_planes(rests, np.int64(first), np.int64(m), x.size, kept + 1, np.int64(planes), out)
         if again and (most > highest - lowest or ored & ((1 << drop) - 1)):
             return -1
-        sizes, at = put_streams(exponents, m, codes, scratch, out, sizes, at)
-        if at < 0:
+        sizes, at = put_streams(symbols, np.uint64(0), m, code_of, work, into, sizes, at, end)
+        if at > end:
             return -1
-    return at
-
-
-@njit(nogil=True, cache=True)
-def _split_upper(tile, exponents, rests, lowest):
-    """Exponents and rests (uint8: sign, mantissa) of bf16 values, or of the upper halves of fp32 ones.
-
-    Returns how far an exponent other than 0 is above ``lowest`` (under it: a large number), and all values or-ed.
-    """
-    values, into, rest = span(tile), span(exponents), span(rests)
-    none, base = fill(np.uint8(0), 32), np.uint8(lowest)
-    most, ored = none, zeros(values, 32)
-    whole = np.uint64(tile.size) & ~np.uint64(31)
-    for j in range(np.uint64(0), whole, np.uint64(32)):
-        v = load(values, j, 32)
-        ored = ored | v
-        h = _upper_halves(v)
-        e = convert(h >> 7, np.uint8)
-        store(into, j, e)
-        store(rest, j, convert((h & 127) | ((h >> 8) & 128), np.uint8))
-        most = larger(most, select(e == np.uint8(0), none, e - base))  # modulo 256
-    above, together = np.int64(largest(most)), np.int64(any_bit(ored))
-    for j in range(whole, np.uint64(tile.size)):
-        v = np.uint32(tile[j])
-        together |= np.int64(v)
-        h = np.uint32(v >> np.uint32(16)) if tile.itemsize == 4 else v
-        e = np.uint8((h >> np.uint32(7)) & np.uint32(255))
-        exponents[j] = e
-        rests[j] = np.uint8((h & np.uint32(127)) | ((h >> np.uint32(8)) & np.uint32(128)))
-        above = max(above, np.int64(np.uint8(e - base)) if e else np.int64(0))
-    return above, together
-
-
-def _upper_halves(v):
-    """The bits of bf16 that a vector of 16-bit values is, or that fp32 values begin with."""
-
-
-@overload(_upper_halves, jit_options={"forceinline": True})
-def _upper_halves_overload(v):
-    if v.dtype == types.uint16:
-        return lambda v: v
-    return lambda v: convert(v >> 16, np.uint16)
-
-
-@njit(nogil=True, cache=True)
-def _split(tile, mantissa_bits, drop, exponents, rests, lowest):
-    """:func:`_split_upper` for any dtype. rests: uint32, without the ``drop`` low bits."""
-    gone, kept = np.uint32(drop), mantissa_bits - drop
-    low, sign, top = np.uint32((1 << kept) - 1), np.uint32(8 * tile.itemsize - 1), np.uint32(kept)
-    most, base = np.uint8(0), np.uint8(lowest)
-    ored = np.uint32(0)
-    shift, mask = np.uint32(mantissa_bits), np.uint32((1 << (8 * tile.itemsize - 1 - mantissa_bits)) - 1)
-    for j in range(tile.size):
-        v = np.uint32(tile[j])
-        e = np.uint8((v >> shift) & mask)
-        exponents[j] = e
-        ored |= v
-        rests[j] = ((v >> gone) & low) | ((v >> sign) << top)
-    for e in exponents[: tile.size]:
-        above = np.uint8(e - base)  # modulo 256: large for those under the lowest
-        most = max(most, np.uint8(above * np.uint8(e != 0)))
-    return np.int64(most), np.int64(ored)
-
-
-@njit(nogil=True, cache=True)
-def _put_planes(rests, first, m, n, width, planes, out):
-    """Write m rests from value ``first`` on to the planes of n values."""
-    for p in range(width // 8):
-        plane = out[planes + p * n + first : planes + p * n + first + m]
-        for j in range(m):
-            plane[j] = np.uint8((rests[j] >> np.uint32(8 * p)) & np.uint32(255))
-    if width % 8:
-        at = planes + n + 3 * first // 8
-        whole = m // 8
-        for g in range(whole):
-            three = np.uint32(0)
-            for i in range(8):
-                three |= (rests[8 * g + i] >> np.uint32(8)) << np.uint32(3 * i)
-            out[at + 3 * g] = np.uint8(three & np.uint32(255))
-            out[at + 3 * g + 1] = np.uint8((three >> np.uint32(8)) & np.uint32(255))
-            out[at + 3 * g + 2] = np.uint8(three >> np.uint32(16))
-        three = np.uint32(0)
-        for i in range(8 * whole, m):
-            three |= (rests[i] >> np.uint32(8)) << np.uint32(3 * (i - 8 * whole))
-        for i in range((3 * (m - 8 * whole) + 7) // 8):
-            out[at + 3 * whole + i] = np.uint8((three >> np.uint32(8 * i)) & np.uint32(255))
+    return np.int64(at)
 
 
 @njit(nogil=True, cache=True)
@@ -294,90 +200,50 @@ def decode(payload, out, mantissa_bits, lengths):
 
     lengths: the codebook (int64, 256) that mode 2 needs; in mode 1 it becomes that of the payload.
     """
-    n = out.size
     if payload[0] == 0:
-        data = out.view(np.uint8)
-        for j in range(data.size):
-            data[j] = payload[HEADER_NBYTES + j]
+        copy_bytes(
+            span(payload),
+            np.uint64(HEADER_NBYTES),
+            span(out.view(np.uint8)),
+            np.uint64(0),
+            np.uint64(out.nbytes),
+        )
         return
-    drop = np.int64(payload[1])
-    kept = mantissa_bits - drop
     sizes = HEADER_NBYTES
     if payload[0] == 1:
         get_lengths(payload, HEADER_NBYTES, lengths)
         sizes += LENGTHS_NBYTES
     several = np.empty(TABLE, np.uint64)
     lookup(lengths, several)
-    planes = sizes + 2 * ((n + BLOCK - 1) // BLOCK)
-    at = planes + plane_nbytes(n, kept + 1)
-    exponents, rests = np.zeros((STREAMS, ROW), np.uint8), np.zeros(TILE, np.uint32)
-    streams = np.zeros((STREAMS, STREAM_NBYTES), np.uint8)
-    shift, low = np.uint32(mantissa_bits), np.uint32((1 << kept) - 1)
-    sign, top, gap = np.uint32(8 * out.itemsize - 1), np.uint32(kept), np.uint32(drop)
-    for first in range(0, n, TILE):
-        m = min(TILE, n - first)
-        sizes, at = get_streams(payload, sizes, at, m, several, streams, exponents)
+    exponents, rests = np.zeros(STREAMS * ROW, np.uint8), np.zeros(TILE, np.uint32)
+    streams = np.zeros(STREAMS * STREAM_NBYTES, np.uint8)
+    drop = np.int64(payload[1])
+    _decode_tiles(payload, out, mantissa_bits, drop, np.uint64(sizes), several, streams, exponents, rests)
+
+
+@njit(nogil=True, cache=True)
+def _decode_tiles(payload, out, mantissa_bits, drop, sizes, several, streams, exponents, rests):
+    """:func:`decode` from the sizes of the streams on, with tables and what to work in."""
+    n, kept = np.uint64(out.size), mantissa_bits - drop
+    planes = sizes + np.uint64(2 * ((out.size + BLOCK - 1) // BLOCK))
+    at = planes + np.uint64(plane_nbytes(out.size, kept + 1))
+    source, table, work, symbols, values = (
+        span(payload),
+        span(several),
+        span(streams),
+        span(exponents),
+        span(out),
+    )
+    for first in range(np.uint64(0), n, np.uint64(TILE)):
+        m = min(np.uint64(TILE), n - first)
+        sizes, at = get_streams(source, sizes, at, m, table, work, symbols)
         if kept != 7:
-            _get_planes(payload, first, m, n, kept + 1, planes, rests)
-        for row in range((m + BLOCK - 1) // BLOCK):
-            start, stop = row * BLOCK, min(m, (row + 1) * BLOCK)
-            block, rest, exponent = out[first + start : first + stop], rests[start:stop], exponents[row]
+            get_planes(payload, np.int64(first), np.int64(m), out.size, kept + 1, np.int64(planes), rests)
+        for start in range(np.uint64(0), m, np.uint64(BLOCK)):
+            row = start // np.uint64(BLOCK) * np.uint64(ROW)
+            count = min(m - start, np.uint64(BLOCK))
             if kept == 7:
-                _merge_upper(exponent, payload[planes + first + start : planes + first + stop], block)
+                merge_upper(symbols, row, source, planes + first + start, values, first + start, count)
             else:
-                for j in range(stop - start):
-                    v = (rest[j] & low) << gap
-                    block[j] = v | ((rest[j] >> top) << sign) | (np.uint32(exponent[j]) << shift)
-
-
-@njit(nogil=True, cache=True)
-def _merge_upper(exponents, rests, values):
-    """The inverse of :func:`_split_upper`."""
-    source, rest, into = span(exponents), span(rests), span(values)
-    whole = np.uint64(values.size) & ~np.uint64(31)
-    for j in range(np.uint64(0), whole, np.uint64(32)):
-        e, r = convert(load(source, j, 32), np.uint16), convert(load(rest, j, 32), np.uint16)
-        _put_halves(into, j, (r & 127) | ((r & 128) << 8) | (e << 7))
-    for j in range(whole, np.uint64(values.size)):
-        r = np.uint32(rests[j])
-        h = (
-            (r & np.uint32(127))
-            | ((r & np.uint32(128)) << np.uint32(8))
-            | (np.uint32(exponents[j]) << np.uint32(7))
-        )
-        values[j] = h << np.uint32(16) if values.itemsize == 4 else h
-
-
-def _put_halves(into, at, halves):
-    """Write 32 values (16 bits), or fp32 values that begin with them and have zeros behind."""
-
-
-@overload(_put_halves, jit_options={"forceinline": True})
-def _put_halves_overload(into, at, halves):
-    if into.dtype == types.uint16:
-        return lambda into, at, halves: store(into, at, halves)
-    return lambda into, at, halves: store(into, at, convert(halves, np.uint32) << 16)
-
-
-@njit(nogil=True, cache=True)
-def _get_planes(payload, first, m, n, width, planes, rests):
-    plane = payload[planes + first : planes + first + m]
-    for j in range(m):
-        rests[j] = plane[j]
-    for p in range(1, width // 8):
-        plane = payload[planes + p * n + first : planes + p * n + first + m]
-        for j in range(m):
-            rests[j] |= np.uint32(plane[j]) << np.uint32(8 * p)
-    if width % 8:
-        at = planes + n + 3 * first // 8
-        whole = m // 8
-        for g in range(whole):
-            three = np.uint32(payload[at + 3 * g]) | (np.uint32(payload[at + 3 * g + 1]) << np.uint32(8))
-            three |= np.uint32(payload[at + 3 * g + 2]) << np.uint32(16)
-            for i in range(8):
-                rests[8 * g + i] |= ((three >> np.uint32(3 * i)) & np.uint32(7)) << np.uint32(8)
-        three = np.uint32(0)
-        for i in range((3 * (m - 8 * whole) + 7) // 8):
-            three |= np.uint32(payload[at + 3 * whole + i]) << np.uint32(8 * i)
-        for i in range(8 * whole, m):
-            rests[i] |= ((three >> np.uint32(3 * (i - 8 * whole))) & np.uint32(7)) << np.uint32(8)
+                part = out[first + start : first + start + count]
+                merge(exponents[row:], rests[start : start + count], part, mantissa_bits, drop)

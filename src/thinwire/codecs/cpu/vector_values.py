@@ -12,9 +12,9 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from . import vectors
+from .spans import load, store
 from .values import INF, prefetch, widen
-from .vectors import convert, fill, larger, largest, reinterpret, select, smaller
+from .vectors import convert, evens, fill, larger, largest, odds, reinterpret, select, smaller
 
 _BF16_MAX = np.int32(0x7F7F0000).view(np.float32)
 
@@ -65,8 +65,8 @@ def get_floats(x, at, half):
 @overload(get_floats, jit_options={"forceinline": True})
 def _get_floats_overload(x, at, half):
     if x.dtype == types.int32:
-        return lambda x, at, half: reinterpret(vectors.load(x, at, 16), np.float32)
-    return lambda x, at, half: _widen16(convert(vectors.load(x, at, 16), np.int32), half)
+        return lambda x, at, half: reinterpret(load(x, at, 16), np.float32)
+    return lambda x, at, half: _widen16(convert(load(x, at, 16), np.int32), half)
 
 
 def get_pairs(x, at, half):
@@ -78,16 +78,16 @@ def _get_pairs_overload(x, at, half):
     if x.dtype == types.int32:
 
         def pairs32(x, at, half):
-            first, second = vectors.load(x, at, 16), vectors.load(x, at + np.uint64(16), 16)
+            first, second = load(x, at, 16), load(x, at + np.uint64(16), 16)
             return (
-                reinterpret(vectors.evens(first, second), np.float32),
-                reinterpret(vectors.odds(first, second), np.float32),
+                reinterpret(evens(first, second), np.float32),
+                reinterpret(odds(first, second), np.float32),
             )
 
         return pairs32
 
     def pairs16(x, at, half):
-        words = reinterpret(vectors.load(x, at, 32), np.int32)
+        words = reinterpret(load(x, at, 32), np.int32)
         if half:
             return _widen16(words & np.int32(0xFFFF), half), _widen16((words >> 16) & np.int32(0xFFFF), half)
         return reinterpret(words << 16, np.float32), reinterpret(words & np.int32(-65536), np.float32)
@@ -102,8 +102,8 @@ def put_floats(out, at, values, half, most):
 @overload(put_floats, jit_options={"forceinline": True})
 def _put_floats_overload(out, at, values, half, most):
     if out.dtype == types.float32:
-        return lambda out, at, values, half, most: vectors.store(out, at, values)
-    return lambda out, at, values, half, most: vectors.store(
+        return lambda out, at, values, half, most: store(out, at, values)
+    return lambda out, at, values, half, most: store(
         out, at, convert(_narrow16(values, half, most), np.uint16)
     )
 
@@ -126,7 +126,7 @@ def _extremes_overload(x, first, n, half):
     def extremes_of(x, first, n, half):
         high, low = fill(signed(0), lanes), fill(unsigned(0), lanes)
         for j in range(first, first + n, step):
-            v = vectors.load(x, j, lanes)
+            v = load(x, j, lanes)
             high = larger(high, reinterpret(v, signed))
             low = larger(low, reinterpret(v, unsigned))
         most, least = largest(high), largest(low)
@@ -156,13 +156,9 @@ def _ahead_overload(x, at, distance):
 
 @njit(nogil=True, cache=True)
 def copy_bytes(source, at, target, to, n):
-    """n bytes (uint64) of an array from index ``at`` to another from ``to``."""
-    have, want, width = vectors.span(source), vectors.span(target), np.uint64(32)
-    if n < width:
-        for j in range(n):
-            target[to + j] = source[at + j]
-        return
-    for j in range(np.uint64(0), n - width, width):
-        vectors.store(want, to + j, vectors.load(have, at + j, 32))
-    last = n - width  # overlaps those before it
-    vectors.store(want, to + last, vectors.load(have, at + last, 32))
+    """n bytes (uint64) of a span from index ``at`` to another from ``to``."""
+    whole = n & ~np.uint64(31)
+    for j in range(np.uint64(0), whole, np.uint64(32)):
+        store(target, to + j, load(source, at + j, 32))
+    for j in range(whole, n):  # what has just been written in smaller pieces could not be read in one
+        store(target, to + j, load(source, at + j, 1))

@@ -17,8 +17,8 @@ import operator
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
-from numba.core.datamodel import PrimitiveModel, StructModel
+from numba.core import cgutils
+from numba.core.datamodel import PrimitiveModel
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, register_model
@@ -35,24 +35,24 @@ class Vector(types.Type):
 @register_model(Vector)
 class _VectorModel(PrimitiveModel):
     def __init__(self, manager, kind):
-        super().__init__(manager, kind, _ir_type(kind))
+        super().__init__(manager, kind, ir_type(kind))
 
 
-def _ir_type(kind):
-    return ir.VectorType(_lane_type(kind.dtype), kind.lanes)
+def ir_type(kind):
+    return ir.VectorType(lane_type(kind.dtype), kind.lanes)
 
 
-def _lane_type(dtype):
+def lane_type(dtype):
     if isinstance(dtype, types.Float):
         return ir.FloatType() if dtype.bitwidth == 32 else ir.DoubleType()
     return ir.IntType(1 if dtype == types.boolean else dtype.bitwidth)
 
 
-def _is_vector(kind):
+def is_vector(kind):
     return isinstance(kind, Vector)
 
 
-def _splat(builder, value, lanes):
+def splat(builder, value, lanes):
     """A vector with ``value`` in every lane."""
     undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     one = builder.insert_element(undefined, value, ir.IntType(32)(0))
@@ -73,16 +73,16 @@ def _define(op, emit, gives=None):
     @infer_global(op)
     class Template(AbstractTemplate):
         def generic(self, args, kws):
-            vector = next((a for a in args if _is_vector(a)), None)
-            if vector is None or len(args) != 2 or any(_is_vector(a) and a != vector for a in args):
+            vector = next((a for a in args if is_vector(a)), None)
+            if vector is None or len(args) != 2 or any(is_vector(a) and a != vector for a in args):
                 return None
-            taken = (a if _is_vector(a) else vector.dtype for a in args)
+            taken = (a if is_vector(a) else vector.dtype for a in args)
             return signature(Vector(gives, vector.lanes) if gives else vector, *taken)
 
     def lower(context, builder, sig, args):
-        vector = next(a for a in sig.args if _is_vector(a))
+        vector = next(a for a in sig.args if is_vector(a))
         a, b = (
-            value if _is_vector(kind) else _splat(builder, value, vector.lanes)
+            value if is_vector(kind) else splat(builder, value, vector.lanes)
             for kind, value in zip(sig.args, args, strict=True)
         )
         return emit(builder, vector.dtype, a, b)
@@ -134,7 +134,7 @@ def select(typingctx, where, yes, no):
     def codegen(context, builder, sig, args):
         return builder.select(*args)
 
-    if _is_vector(where) and yes == no and _is_vector(yes) and where.lanes == yes.lanes:
+    if is_vector(where) and yes == no and is_vector(yes) and where.lanes == yes.lanes:
         return yes(where, yes, no), codegen
 
 
@@ -152,119 +152,11 @@ def larger(typingctx, a, b):
 
 def _extreme(a, b, sign):
     def codegen(context, builder, sig, args):
-        x, y = args[0], args[1] if _is_vector(sig.args[1]) else _splat(builder, args[1], a.lanes)
+        x, y = args[0], args[1] if is_vector(sig.args[1]) else splat(builder, args[1], a.lanes)
         return builder.select(_comparison(sign)(builder, a.dtype, x, y), x, y)
 
-    if _is_vector(a) and isinstance(a.dtype, types.Integer):
-        return a(a, b if _is_vector(b) else a.dtype), codegen
-
-
-# Memory.
-
-
-class Span(types.Type):
-    """The type of an array's memory without a share in its ownership, for inner loops.
-
-    Handing arrays to functions, numba counts their owners, atomically, at every call. A span does not keep
-    its array alive: make it of an argument, which the caller holds.
-    """
-
-    def __init__(self, dtype):
-        self.dtype = dtype
-        super().__init__(name=f"Span({dtype})")
-
-
-@register_model(Span)
-class _SpanModel(StructModel):
-    def __init__(self, manager, kind):
-        super().__init__(manager, kind, [("data", types.CPointer(kind.dtype)), ("size", types.uint64)])
-
-
-@intrinsic
-def span(typingctx, array):
-    """The memory of a flat, contiguous array."""
-
-    def codegen(context, builder, sig, args):
-        fields = context.make_array(sig.args[0])(context, builder, args[0])
-        made = cgutils.create_struct_proxy(sig.return_type)(context, builder)
-        made.data, made.size = fields.data, fields.nitems
-        return made._getvalue()
-
-    if isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C":
-        return Span(array.dtype)(array), codegen
-
-
-@intrinsic(prefer_literal=True)
-def load(typingctx, memory, at, lanes):
-    """The ``lanes`` (a constant) values of a span from index ``at`` on."""
-
-    def codegen(context, builder, sig, args):
-        found = builder.load(_address(context, builder, sig.args[0], args[0], args[1], sig.return_type))
-        found.align = 1
-        return found
-
-    if isinstance(memory, Span) and isinstance(lanes, types.IntegerLiteral):
-        return Vector(memory.dtype, lanes.literal_value)(memory, types.uint64, lanes), codegen
-
-
-@intrinsic
-def gather(typingctx, memory, places):
-    """The values of a span at ``places``, a vector of uint32."""
-    to = Vector(memory.dtype, places.lanes)
-
-    def codegen(context, builder, sig, args):
-        fields = cgutils.create_struct_proxy(sig.args[0])(context, builder, value=args[0])
-        lanes, word = places.lanes, ir.IntType(64)
-        if config.BOUNDSCHECK:
-            most = _reduce(builder, places, "umax", args[1])
-            _check(context, builder, builder.icmp_unsigned(">=", builder.zext(most, word), fields.size))
-        nbytes = builder.mul(
-            builder.zext(args[1], ir.VectorType(word, lanes)),
-            _splat(builder, word(memory.dtype.bitwidth // 8), lanes),
-        )
-        start = _splat(builder, builder.ptrtoint(fields.data, word), lanes)
-        pointer = ir.VectorType(_lane_type(memory.dtype).as_pointer(), lanes)
-        where = builder.inttoptr(builder.add(start, nbytes), pointer)
-        every = ir.Constant(ir.VectorType(ir.IntType(1), lanes), [1] * lanes)
-        kind = ir.FunctionType(_ir_type(to), [pointer, ir.IntType(32), every.type, _ir_type(to)])
-        name = f"llvm.masked.gather.v{lanes}i{memory.dtype.bitwidth}.v{lanes}p0"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        return builder.call(
-            function, [where, ir.IntType(32)(1), every, ir.Constant(_ir_type(to), ir.Undefined)]
-        )
-
-    if isinstance(memory, Span) and isinstance(memory.dtype, types.Integer) and places.dtype == types.uint32:
-        return to(memory, places), codegen
-
-
-@intrinsic
-def store(typingctx, memory, at, vector):
-    """Write a vector to a span of its dtype from index ``at`` on."""
-
-    def codegen(context, builder, sig, args):
-        address = _address(context, builder, sig.args[0], args[0], args[1], sig.args[2])
-        builder.store(args[2], address).align = 1
-        return context.get_dummy_value()
-
-    if isinstance(memory, Span) and _is_vector(vector) and memory.dtype == vector.dtype:
-        return types.none(memory, types.uint64, vector), codegen
-
-
-def _address(context, builder, kind, value, at, vector):
-    """Where a vector lies in a span. With numba's bounds checks on, an IndexError if not all of it does."""
-    memory = cgutils.create_struct_proxy(kind)(context, builder, value=value)
-    if config.BOUNDSCHECK:
-        room = builder.sub(memory.size, at)
-        beyond = builder.icmp_unsigned(">", at, memory.size)
-        short = builder.icmp_unsigned("<", room, room.type(vector.lanes))
-        _check(context, builder, builder.or_(beyond, short))
-    return builder.bitcast(builder.gep(memory.data, [at]), _ir_type(vector).as_pointer())
-
-
-def _check(context, builder, wrong):
-    """Raise IndexError if ``wrong``."""
-    with builder.if_then(wrong, likely=False):
-        context.call_conv.return_user_exc(builder, IndexError, ("a vector beyond the end of its span",))
+    if is_vector(a) and isinstance(a.dtype, types.Integer):
+        return a(a, b if is_vector(b) else a.dtype), codegen
 
 
 # Other dtypes, parts.
@@ -276,7 +168,7 @@ def convert(typingctx, vector, dtype):
     to = Vector(dtype.dtype, vector.lanes)
 
     def codegen(context, builder, sig, args):
-        have, want, target = vector.dtype, to.dtype, _ir_type(to)
+        have, want, target = vector.dtype, to.dtype, ir_type(to)
         if isinstance(want, types.Float):
             return (builder.sitofp if have.signed else builder.uitofp)(args[0], target)
         if isinstance(have, types.Float):
@@ -296,7 +188,7 @@ def reinterpret(typingctx, vector, dtype):
     to = Vector(dtype.dtype, vector.lanes * vector.dtype.bitwidth // dtype.dtype.bitwidth)
 
     def codegen(context, builder, sig, args):
-        return builder.bitcast(args[0], _ir_type(to))
+        return builder.bitcast(args[0], ir_type(to))
 
     return to(vector, dtype), codegen
 
@@ -308,21 +200,9 @@ def fill(typingctx, value, lanes):
         kind = Vector(types.unliteral(value), lanes.literal_value)
 
         def codegen(context, builder, sig, args):
-            return _splat(builder, args[0], kind.lanes)
+            return splat(builder, args[0], kind.lanes)
 
         return kind(kind.dtype, lanes), codegen
-
-
-@intrinsic(prefer_literal=True)
-def zeros(typingctx, memory, lanes):
-    """``lanes`` (a constant) zeros of a span's dtype."""
-    if isinstance(memory, Span) and isinstance(lanes, types.IntegerLiteral):
-        kind = Vector(memory.dtype, lanes.literal_value)
-
-        def codegen(context, builder, sig, args):
-            return ir.Constant(_ir_type(kind), None)
-
-        return kind(memory, lanes), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -332,7 +212,7 @@ def numbers(typingctx, dtype, lanes):
         kind = Vector(dtype.dtype, lanes.literal_value)
 
         def codegen(context, builder, sig, args):
-            return ir.Constant(_ir_type(kind), list(range(kind.lanes)))
+            return ir.Constant(ir_type(kind), list(range(kind.lanes)))
 
         return kind(dtype, lanes), codegen
 
@@ -412,15 +292,21 @@ def any_bit(typingctx, vector):
     return _reduced(vector, "or")
 
 
+@intrinsic
+def total(typingctx, vector):
+    """The sum of integer lanes."""
+    return _reduced(vector, "add")
+
+
 def _reduced(vector, how):
     def codegen(context, builder, sig, args):
-        return _reduce(builder, vector, how, args[0])
+        return reduce(builder, vector, how, args[0])
 
     if isinstance(vector.dtype, types.Integer):
         return vector.dtype(vector), codegen
 
 
-def _reduce(builder, vector, how, value):
-    kind = ir.FunctionType(_lane_type(vector.dtype), [_ir_type(vector)])
+def reduce(builder, vector, how, value):
+    kind = ir.FunctionType(lane_type(vector.dtype), [ir_type(vector)])
     name = f"llvm.vector.reduce.{how}.v{vector.lanes}i{vector.dtype.bitwidth}"
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [value])

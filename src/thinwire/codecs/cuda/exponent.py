@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ..cpu import exponent as cpu
-from ..cpu import huffman
+from ..cpu import exponent_planes, huffman
 from ..reference_exponent import HEADER_NBYTES
 from ..reference_huffman import BLOCK, LENGTHS_NBYTES, LIMIT
 from .values import bits_of
@@ -172,7 +172,7 @@ def encode(x: torch.Tensor, out: torch.Tensor, mantissa_bits: int, spare: bool, 
             cpu.widen(wide, mask + 1)
         huffman.code_lengths(wide, lengths)
         drop = _drop(bits, mantissa_bits)
-        blocks, planes = -(-n // BLOCK), cpu.plane_nbytes(n, mantissa_bits - drop + 1)
+        blocks, planes = -(-n // BLOCK), exponent_planes.plane_nbytes(n, mantissa_bits - drop + 1)
         most = LENGTHS_NBYTES + 2 * blocks + planes + int((counts * lengths).sum()) // 8 + blocks
         if most < x.nbytes:
             head = np.zeros(HEADER_NBYTES + LENGTHS_NBYTES, np.uint8)
@@ -202,7 +202,7 @@ def _encode_coded(bits, out, head, lengths, drop, shape):
     """Write head, sizes, planes and streams; returns the end, -1 if out is too short."""
     n, blocks, device = bits.numel(), -(-bits.numel() // BLOCK), bits.device
     first = len(head) + 2 * blocks
-    streams_at = first + cpu.plane_nbytes(n, shape["MANTISSA"] - drop + 1)
+    streams_at = first + exponent_planes.plane_nbytes(n, shape["MANTISSA"] - drop + 1)
     codes = np.zeros(_SYMBOLS, np.uint32)
     huffman.canonical(lengths, codes)
     exponents = {key: shape[key] for key in ("MANTISSA", "EXPONENTS", "NARROW")}
@@ -241,13 +241,13 @@ def decode(payload: torch.Tensor, head: Any, out: torch.Tensor, mantissa_bits: i
     if head[0] == 1:
         huffman.get_lengths(head, HEADER_NBYTES, lengths)
         sizes_at += LENGTHS_NBYTES
-    single, several = np.empty(1 << LIMIT, np.uint16), np.empty(1 << LIMIT, np.uint64)
-    huffman.lookup(lengths, single, several)
-    table = torch.from_numpy(single.astype(np.int32)).to(device)
+    single = np.empty(1 << LIMIT, np.int32)
+    huffman.lookup_single(lengths, single)
+    table = torch.from_numpy(single).to(device)
     blocks = -(-n // BLOCK)
     first = sizes_at + 2 * blocks
     sizes = np.frombuffer(head[sizes_at:first].tobytes(), "<u2").astype(np.int64)
-    streams_at = first + cpu.plane_nbytes(n, mantissa_bits - drop + 1)
+    streams_at = first + exponent_planes.plane_nbytes(n, mantissa_bits - drop + 1)
     starts = torch.from_numpy(streams_at + sizes.cumsum() - sizes).to(device)
     symbols = torch.empty(n, dtype=torch.uint8, device=device)
     longest = triton.next_power_of_2(min(n, BLOCK))
