@@ -16,10 +16,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Codec
+from .base import Codec, add
+from .cpu import cast as kernels
 from .registry import register
 
-_CHUNK = 1 << 16  # values; a chunk and its temporaries stay in the cache
+_CHUNK = 1 << 16  # values; what a chunk is widened to stays in the cache
 
 
 class Cast(Codec):
@@ -47,16 +48,15 @@ class Cast(Codec):
         convert(self._wire_values(payload), out)
 
     def _decode_add(self, payload: Tensor, out: Tensor, dtype: torch.dtype) -> None:
-        values = self._wire_values(payload)
-        if dtype not in (self.wire, torch.float32):
+        if dtype in (self.wire, torch.float32):
+            add(payload, self.wire, out)
+        else:
             narrowed = torch.empty(out.numel(), dtype=dtype, device=out.device)
-            convert(values, narrowed)
-            values = narrowed
-        out += values
+            convert(self._wire_values(payload), narrowed)
+            add(narrowed.view(torch.uint8), dtype, out)
 
     def _wire_values(self, payload: Tensor) -> Tensor:
-        aligned = payload if _is_aligned(payload) else payload.clone()
-        return aligned.view(self.wire)
+        return (payload if _is_aligned(payload) else payload.clone()).view(self.wire)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Half an ulp of the format, and of x's dtype; beyond the format's range what is clipped; inf at NaN, Inf."""
@@ -92,20 +92,17 @@ class Fp16Codec(Cast):
 
 def convert(x: Tensor, out: Tensor) -> None:
     """out = x rounded to nearest even in out's dtype; finite stays finite, NaN is quiet with x's sign. Both flat."""
-    if x.dtype == out.dtype or (out.dtype == torch.float32):
+    if x.dtype == out.dtype:
         out.copy_(x)
-        return
-    if x.device.type != "cpu":
-        _convert_all(x, out)
-        return
-    limit = torch.finfo(out.dtype).max
-    for start in range(0, x.numel(), _CHUNK):
-        part, target = x[start : start + _CHUNK], out[start : start + _CHUNK]
-        low, high = (float(v) for v in torch.aminmax(part))  # NaN if there is one
-        if -limit <= low and high <= limit:
-            target.copy_(part)
-        else:
-            _convert_all(part, target)
+    elif x.is_cuda or torch.float64 in (x.dtype, out.dtype):
+        out.copy_(x) if out.dtype == torch.float32 else _convert_all(x, out)
+    elif out.dtype == torch.float32:
+        kernels.widen(x.view(torch.uint8).numpy(), out.numpy(), x.dtype == torch.float16)
+    else:
+        for start in range(0, x.numel(), _CHUNK):
+            part = x[start : start + _CHUNK].float().numpy()
+            target = out[start : start + _CHUNK].view(torch.uint8).numpy()
+            kernels.narrow(part, target, out.dtype == torch.float16)
 
 
 def _convert_all(x: Tensor, out: Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import FLOAT_DTYPES, Codec
+from .base import FLOAT_DTYPES, Codec, add
 from .registry import register
 
 
@@ -32,3 +32,6 @@ class NoneCodec(Codec):
 
     def _decode(self, payload: Tensor, out: Tensor) -> None:
         out.view(torch.uint8).copy_(payload)
+
+    def _decode_add(self, payload: Tensor, out: Tensor, dtype: torch.dtype) -> None:
+        add(payload, dtype, out)

@@ -20,7 +20,7 @@ _BF16_MAX = np.int32(0x7F7F0000).view(np.float32)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _widen16(u, half):
+def widen16(u, half):
     """``widen`` of 16 values, whose bits are int32; gives fp32."""
     if half:
         a = (u & np.int32(0x7FFF)) << 13
@@ -32,7 +32,7 @@ def _widen16(u, half):
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _narrow16(values, half, most):
+def narrow16(values, half, most):
     """``narrow`` of 16 fp32 values whose magnitudes are at most that of ``most``; gives uint16 bits as uint32."""
     u = reinterpret(values, np.uint32)
     if half:
@@ -55,7 +55,7 @@ def _narrow16(values, half, most):
 @njit(nogil=True, cache=True, forceinline=True)
 def round_floats(values, half, most):
     """16 fp32 values of magnitudes up to that of ``most`` (NaN: any), to fp16 (half) or bf16 and back."""
-    return _widen16(reinterpret(_narrow16(values, half, most), np.int32), half)
+    return widen16(reinterpret(narrow16(values, half, most), np.int32), half)
 
 
 def get_floats(x, at, half):
@@ -66,7 +66,7 @@ def get_floats(x, at, half):
 def _get_floats_overload(x, at, half):
     if x.dtype == types.int32:
         return lambda x, at, half: reinterpret(load(x, at, 16), np.float32)
-    return lambda x, at, half: _widen16(convert(load(x, at, 16), np.int32), half)
+    return lambda x, at, half: widen16(convert(load(x, at, 16), np.int32), half)
 
 
 def get_pairs(x, at, half):
@@ -89,7 +89,7 @@ def _get_pairs_overload(x, at, half):
     def pairs16(x, at, half):
         words = reinterpret(load(x, at, 32), np.int32)
         if half:
-            return _widen16(words & np.int32(0xFFFF), half), _widen16((words >> 16) & np.int32(0xFFFF), half)
+            return widen16(words & np.int32(0xFFFF), half), widen16((words >> 16) & np.int32(0xFFFF), half)
         return reinterpret(words << 16, np.float32), reinterpret(words & np.int32(-65536), np.float32)
 
     return pairs16
@@ -104,7 +104,7 @@ def _put_floats_overload(out, at, values, half, most):
     if out.dtype == types.float32:
         return lambda out, at, values, half, most: store(out, at, values)
     return lambda out, at, values, half, most: store(
-        out, at, convert(_narrow16(values, half, most), np.uint16)
+        out, at, convert(narrow16(values, half, most), np.uint16)
     )
 
 
