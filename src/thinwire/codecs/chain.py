@@ -18,6 +18,7 @@ from ..errors import SpecError
 from .base import FLOAT_DTYPES, Codec, CompiledCodec, full_spec
 from .cast import convert
 from .cpu import hadamard as kernels
+from .cpu.values import INF
 from .kernel import with_rounding
 
 
@@ -72,9 +73,9 @@ class Hadamard(Transform):
 
     def inverse(self, values: Tensor) -> None:
         whole = self._whole(values)
-        kernels.transform(whole.numpy(), np.uint64(self.block), np.float32(1))
-        largest = torch.finfo(torch.float32).max
-        if not bool(torch.isfinite(whole).all()):
+        most = kernels.transform(whole.numpy(), np.uint64(self.block), np.float32(1))
+        if most >= INF:
+            largest = torch.finfo(torch.float32).max
             blocks = whole.view(-1, self.block)
             # A sum beyond fp32 is not a sign of NaN or Inf in the message: those leave no finite value in a block.
             finite = ~torch.isnan(blocks).any(1, keepdim=True)
@@ -147,7 +148,8 @@ class ChainCodec(CompiledCodec):
         return self._codec._encode(self._transformed(x), out, seed)
 
     def _transformed(self, x: Tensor) -> Tensor:
-        values = x.to(torch.float32, copy=True)
+        values = torch.empty(x.numel(), dtype=torch.float32, device=x.device)
+        convert(x, values)
         for transform in self._transforms:
             transform.forward(values)
         return values

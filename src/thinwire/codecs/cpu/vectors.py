@@ -280,6 +280,17 @@ def _every_second(a, b, first):
         return a(a, b), codegen
 
 
+@intrinsic(prefer_literal=True)
+def mirror(typingctx, vector, distance):
+    """Each lane from the one whose number differs in the bit ``distance`` (a constant)."""
+
+    def codegen(context, builder, sig, args):
+        return _shuffle(builder, args[0], args[0], [i ^ distance.literal_value for i in range(vector.lanes)])
+
+    if is_vector(vector) and isinstance(distance, types.IntegerLiteral):
+        return vector(vector, distance), codegen
+
+
 @intrinsic
 def largest(typingctx, vector):
     """The largest lane, an integer."""
