@@ -5,14 +5,19 @@ arithmetic on the bits of fp32, or the add of a power of two where the format is
 """
 
 # numba types the kernels; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped"
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped,var-annotated"
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from .values import INF, load, prefetch, round_to_16_bits, store
+from .spans import load, span, store
+from .values import INF
+from .values import load as load_values
+from .vector_values import ahead, copy_bytes, get_floats, put_floats, round_floats
+from .vectors import convert, fill, larger, reinterpret, select, smaller
+from .vectors import largest as largest_lane
 
 FP32, E8M0, TWO_LEVEL = 0, 1, 2
 GROUP = 1024
@@ -27,6 +32,7 @@ _TINY = np.float32(2.0**-100)  # below it 1/scale could overflow: divide at 2**1
 _LIFT = np.float32(2.0**100)
 _E4M3 = (np.int32(3), np.int32(7), np.int32(0x7E), np.int32(8))
 _E4M3_NAN = np.uint8(0x7F)
+_LANES = np.uint64(16)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
@@ -74,12 +80,41 @@ def _value(code, mantissa_bits, bias, top, width):
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _largest(bits, at, n):
-    """Bits of the largest magnitude of a block; INF or more if one is not finite."""
-    high = np.int32(0)
-    for j in range(n):
-        high = np.int32(max(high, np.int32(bits[at + j] & _ABS)))
-    return high
+def _codes(y, mantissa_bits, bias, top, width):
+    """``_code`` of 16 values."""
+    u = reinterpret(y, np.int32)
+    a = u & _ABS
+    shift = np.int32(np.int32(23) - mantissa_bits)
+    half = np.int32(np.int32(np.int32(1) << np.int32(shift - np.int32(1))) - np.int32(1))
+    r = a - np.int32((np.int32(127) - bias) << np.int32(23))
+    r = (r + half + ((r >> shift) & 1)) >> shift
+    magic = _power(np.int32(24) - bias - mantissa_bits)
+    s = reinterpret(reinterpret(a, np.float32) + np.int32(magic).view(np.float32), np.int32) - magic
+    c = smaller(select(a < np.int32((np.int32(128) - bias) << np.int32(23)), s, r), top)
+    sign = (u >> np.int32(np.int32(32) - width)) & np.int32(np.int32(1) << np.int32(width - np.int32(1)))
+    return convert(c | sign, np.uint8)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _values(codes, mantissa_bits, bias, top, width):
+    """``_value`` of 16 codes."""
+    u = convert(codes, np.int32)
+    m = u & np.int32(np.int32(np.int32(1) << np.int32(width - np.int32(1))) - np.int32(1))
+    normal = (m << np.int32(np.int32(23) - mantissa_bits)) + np.int32((np.int32(127) - bias) << np.int32(23))
+    quantum = np.int32(_power(np.int32(1) - bias - mantissa_bits)).view(np.float32)
+    subnormal = reinterpret(convert(m, np.float32) * quantum, np.int32)
+    v = select(m < np.int32(np.int32(1) << mantissa_bits), subnormal, normal)
+    v = v | ((u >> np.int32(width - np.int32(1))) << 31)
+    return reinterpret(select(m > top, fill(_NAN_BITS, 16), v), np.float32)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _largest(inputs, at, n):
+    """Bits of the largest magnitude of n values of a span; INF or more if one is not finite."""
+    high = fill(np.int32(0), 16)
+    for j in range(at, at + n, _LANES):
+        high = larger(high, reinterpret(load(inputs, j, 16), np.int32) & _ABS)
+    return largest_lane(high)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
@@ -135,31 +170,28 @@ def _two_level(highs, count, largest, lower, scales):
 
 @njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
 def _quantize(inputs, at, n, scale, mantissa_bits, bias, top, width, codes):
-    """Codes of a block."""
+    """Codes of a block. inputs, codes: spans."""
     if scale == np.float32(0) or scale != scale:
-        for j in range(n):
-            codes[at + j] = np.uint8(0)
+        for j in range(at, at + n, _LANES):
+            store(codes, j, fill(np.uint8(0), 16))
         return
     lift = _LIFT if scale < _TINY else np.float32(1)
     rate = np.float32(np.float32(1) / np.float32(scale * lift))
-    for j in range(n):
-        y = np.float32(np.float32(inputs[at + j] * lift) * rate)
-        codes[at + j] = _code(y, mantissa_bits, bias, top, width)
+    for j in range(at, at + n, _LANES):
+        y = (load(inputs, j, 16) * lift) * rate
+        store(codes, j, _codes(y, mantissa_bits, bias, top, width))
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _multiply(values, at, n, scale, largest):
-    """values *= scale; NaN throughout if it is not finite; products of finite numbers stay finite."""
+def _multiplied(values, scale, largest):
+    """16 values times the scale; NaN if that is not finite; products of finite numbers stay finite."""
     if not abs(scale) <= _MAX:
-        for j in range(n):
-            values[at + j] = _NAN
-    elif abs(scale) <= np.float32(_MAX / np.float32(np.float32(2) * largest)):
-        for j in range(n):
-            values[at + j] = np.float32(values[at + j] * scale)
-    else:
-        for j in range(n):
-            v = np.float32(values[at + j] * scale)
-            values[at + j] = np.float32(min(max(v, -_MAX), _MAX)) if v == v else v
+        return fill(_NAN, 16)
+    v = values * scale
+    if not abs(scale) <= np.float32(_MAX / np.float32(np.float32(2) * largest)):
+        v = select(v > _MAX, fill(_MAX, 16), v)
+        v = select(v < -_MAX, fill(np.float32(-_MAX), 16), v)
+    return v
 
 
 @njit(nogil=True, cache=True)
@@ -211,47 +243,177 @@ def _put_words(values, count, payload, at):
 @njit(nogil=True, cache=True, error_model="numpy")
 def encode(x, half, payload, block, mantissa_bits, bias, top, width, largest, scaling):
     """Encode x (int32 or uint16 bits) into payload (uint8, exactly sized). block: uint64; largest: the format's."""
-    size = np.uint64(x.size)
     tile = _tile(block)
-    bits = np.zeros(tile, np.int32)
-    inputs = bits.view(np.float32)
-    codes = np.zeros(tile, np.uint8)
-    highs = np.zeros(tile // block, np.int32)
-    lower = np.zeros(tile // block, np.uint8)
-    scales = np.zeros(tile // block, np.float32)
-    upper = np.zeros(1, np.float32)
+    inputs, codes = np.zeros(tile, np.float32), np.zeros(tile, np.uint8)
+    highs, lower = np.zeros(tile // block, np.int32), np.zeros(tile // block, np.uint8)
+    scales, upper = np.zeros(tile // block, np.float32), np.zeros(1, np.float32)
+    _encode_tiles(
+        x, half, payload, block, mantissa_bits, bias, top, width, largest, scaling, inputs, codes, highs, lower, scales,
+        upper,
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _encode_tiles(
+    x, half, payload, block, mantissa_bits, bias, top, width, largest, scaling, inputs, codes, highs, lower, scales,
+    upper,
+):  # fmt: skip
+    """:func:`encode` with what to work in."""
+    size, tile = np.uint64(x.size), _tile(block)
     lower_plane, code_plane = _planes(size, block, scaling)
-    line = np.uint64(64 // x.itemsize)
+    source, values, code, out = span(x), span(inputs), span(codes), span(payload)
     for first in range(np.uint64(0), size, tile):
         n = min(tile, size - first)
-        load(x, first, n, half, bits)
-        for j in range(n, tile):
-            bits[j] = np.int32(0)
-        for j in range(np.uint64(0), tile, line):
-            prefetch(x, first + tile + j)
+        if n == tile:
+            for j in range(np.uint64(0), n, np.uint64(32)):
+                ahead(source, first + j, n)
+                store(values, j, get_floats(source, first + j, half))
+                store(values, j + _LANES, get_floats(source, first + j + _LANES, half))
+        else:
+            inputs[:] = np.float32(0)
+            load_values(x, first, n, half, inputs.view(np.int32))
         count = (n + block - np.uint64(1)) // block
         for g in range(count):
-            highs[g] = _largest(bits, g * block, block)
+            highs[g] = _largest(values, g * block, block)
         _put_scales(highs, count, first, block, largest, scaling, lower_plane, lower, scales, upper, payload)
         for g in range(count):
-            _quantize(inputs, g * block, block, scales[g], mantissa_bits, bias, top, width, codes)
+            _quantize(values, g * block, block, scales[g], mantissa_bits, bias, top, width, code)
         if width == 8:
-            for j in range(n):
-                payload[code_plane + first + j] = codes[j]
+            copy_bytes(code, np.uint64(0), out, code_plane + first, n)
         else:
-            at = code_plane + (first >> np.uint64(1))
-            for j in range((n + np.uint64(1)) >> np.uint64(1)):
-                payload[at + j] = np.uint8(
-                    codes[np.uint64(2) * j] | (codes[np.uint64(2) * j + np.uint64(1)] << np.uint8(4))
+            _pack(code, n)
+            nbytes = (n + np.uint64(1)) >> np.uint64(1)
+            copy_bytes(code, np.uint64(0), out, code_plane + (first >> np.uint64(1)), nbytes)
+
+
+@njit(nogil=True, cache=True)
+def _pack(codes, n):
+    """Bytes to half bytes, in place; n of them, and what is behind up to a multiple of 32."""
+    for j in range(np.uint64(0), n, np.uint64(32)):
+        pairs = reinterpret(load(codes, j, 32), np.uint16)
+        store(codes, j >> np.uint64(1), convert((pairs & 15) | (pairs >> 4), np.uint8))
+
+
+@njit(nogil=True, cache=True)
+def _unpack(codes, tile):
+    """The half bytes in the second half of a tile's codes to bytes in all of it."""
+    half = tile >> np.uint64(1)
+    for j in range(np.uint64(0), half, _LANES):
+        p = convert(load(codes, half + j, 16), np.uint16)
+        store(codes, np.uint64(2) * j, reinterpret((p & 15) | ((p << 4) & 0xF00), np.uint8))
+
+
+@njit(nogil=True, cache=True)
+def _get_scales(payload, size, first, n, block, scaling, scales, upper):
+    """The scales of the blocks of one tile."""
+    lower_plane, _ = _planes(size, block, scaling)
+    b0 = first // block
+    count = (n + block - np.uint64(1)) // block
+    if scaling == FP32:
+        scales.view(np.uint8)[: np.uint64(4) * count] = payload[
+            np.uint64(4) * b0 : np.uint64(4) * (b0 + count)
+        ]
+    elif scaling == E8M0:
+        for g in range(count):
+            scales[g] = _of_exponent(payload[lower_plane + b0 + g])
+    else:
+        at = np.uint64(4) * (first // np.uint64(GROUP))
+        upper.view(np.uint8)[:] = payload[at : at + np.uint64(4)]
+        for g in range(count):
+            lower = _value(payload[lower_plane + b0 + g], _E4M3[0], _E4M3[1], _E4M3[2], _E4M3[3])
+            scales[g] = np.float32(upper[0] * lower)
+
+
+@njit(nogil=True, cache=True)
+def _get_codes(payload, first, n, code_plane, width, codes, tile):
+    """The codes of one tile, one in a byte; those from n on are any. payload, codes: spans."""
+    if width == 8:
+        copy_bytes(payload, code_plane + first, codes, np.uint64(0), n)
+    else:
+        half = tile >> np.uint64(1)
+        nbytes = (n + np.uint64(1)) >> np.uint64(1)
+        copy_bytes(payload, code_plane + (first >> np.uint64(1)), codes, half, nbytes)
+        _unpack(codes, tile)
+
+
+@njit(nogil=True, cache=True)
+def decode(payload, out, half, block, mantissa_bits, bias, top, width, largest, scaling):
+    """Decode payload (exactly sized) to out: float32, or uint16 bits. block: uint64."""
+    tile = _tile(block)
+    codes, last = np.zeros(tile, np.uint8), np.empty(tile, out.dtype)
+    scales, upper = np.zeros(tile // block, np.float32), np.zeros(1, np.float32)
+    _decode_tiles(
+        payload,
+        out,
+        half,
+        block,
+        mantissa_bits,
+        bias,
+        top,
+        width,
+        largest,
+        scaling,
+        codes,
+        scales,
+        upper,
+        last,
+    )
+
+
+@njit(nogil=True, cache=True)
+def _decode_tiles(
+    payload, out, half, block, mantissa_bits, bias, top, width, largest, scaling, codes, scales, upper, last
+):
+    """:func:`decode` with what to work in; last: as many values as a tile has."""
+    size, tile = np.uint64(out.size), _tile(block)
+    _, code_plane = _planes(size, block, scaling)
+    source, code, values, padded = span(payload), span(codes), span(out), span(last)
+    for first in range(np.uint64(0), size, tile):
+        n = min(tile, size - first)
+        into, start = (values, first) if n == tile else (padded, np.uint64(0))
+        _get_scales(payload, size, first, n, block, scaling, scales, upper)
+        _get_codes(source, first, n, code_plane, width, code, tile)
+        for g in range((n + block - np.uint64(1)) // block):
+            for j in range(g * block, (g + np.uint64(1)) * block, _LANES):
+                v = _multiplied(
+                    _values(load(code, j, 16), mantissa_bits, bias, top, width), scales[g], largest
                 )
+                put_floats(into, start + j, v, half, _NAN)
+        if n < tile:
+            out[first:] = last[:n]
 
 
-@njit(nogil=True, cache=True, forceinline=True)
-def _decode_tile(
+@njit(nogil=True, cache=True)
+def decode_add(payload, out, half, narrow, block, mantissa_bits, bias, top, width, largest, scaling):
+    """out (float32) += decoded values, first rounded to fp16 (half) or bf16 if ``narrow``. block: uint64."""
+    tile = _tile(block)
+    codes, last = np.zeros(tile, np.uint8), np.zeros(tile, np.float32)
+    scales, upper = np.zeros(tile // block, np.float32), np.zeros(1, np.float32)
+    _add_tiles(
+        payload,
+        out,
+        half,
+        narrow,
+        block,
+        mantissa_bits,
+        bias,
+        top,
+        width,
+        largest,
+        scaling,
+        codes,
+        scales,
+        upper,
+        last,
+    )
+
+
+@njit(nogil=True, cache=True)
+def _add_tiles(
     payload,
-    size,
-    first,
-    n,
+    out,
+    half,
+    narrow,
     block,
     mantissa_bits,
     bias,
@@ -262,69 +424,26 @@ def _decode_tile(
     codes,
     scales,
     upper,
-    values,
+    last,
 ):
-    """The values of one tile."""
-    lower_plane, code_plane = _planes(size, block, scaling)
-    scale_bytes, upper_bytes = scales.view(np.uint8), upper.view(np.uint8)
-    b0 = first // block
-    count = (n + block - np.uint64(1)) // block
-    if scaling == FP32:
-        for j in range(np.uint64(4) * count):
-            scale_bytes[j] = payload[np.uint64(4) * b0 + j]
-    elif scaling == E8M0:
-        for g in range(count):
-            scales[g] = _of_exponent(payload[lower_plane + b0 + g])
-    else:
-        for j in range(np.uint64(4)):
-            upper_bytes[j] = payload[np.uint64(4) * (first // np.uint64(GROUP)) + j]
-        for g in range(count):
-            lower = _value(payload[lower_plane + b0 + g], _E4M3[0], _E4M3[1], _E4M3[2], _E4M3[3])
-            scales[g] = np.float32(upper[0] * lower)
-    if width == 8:
-        for j in range(n):
-            values[j] = _value(payload[code_plane + first + j], mantissa_bits, bias, top, width)
-    else:
-        at = code_plane + (first >> np.uint64(1))
-        for j in range((n + np.uint64(1)) >> np.uint64(1)):
-            p = payload[at + j]
-            codes[np.uint64(2) * j] = np.uint8(p & np.uint8(15))
-            codes[np.uint64(2) * j + np.uint64(1)] = np.uint8(p >> np.uint8(4))
-        for j in range(n):
-            values[j] = _value(codes[j], mantissa_bits, bias, top, width)
-    for g in range(count):
-        _multiply(values, g * block, block, scales[g], largest)
-
-
-@njit(nogil=True, cache=True)
-def decode(payload, out, half, block, mantissa_bits, bias, top, width, largest, scaling):
-    """Decode payload (exactly sized) to out: float32, or uint16 bits. block: uint64."""
+    """:func:`decode_add` with what to work in; last: as many values as a tile has."""
     size, tile = np.uint64(out.size), _tile(block)
-    codes, values = np.zeros(tile, np.uint8), np.zeros(tile, np.float32)
-    scales, upper = np.zeros(tile // block, np.float32), np.zeros(1, np.float32)
+    _, code_plane = _planes(size, block, scaling)
+    source, code, sums, padded = span(payload), span(codes), span(out), span(last)
     for first in range(np.uint64(0), size, tile):
         n = min(tile, size - first)
-        _decode_tile(
-            payload, size, first, n, block, mantissa_bits, bias, top, width, largest, scaling, codes, scales, upper,
-            values,
-        )  # fmt: skip
-        store(values, out, first, n, half)
-
-
-@njit(nogil=True, cache=True)
-def decode_add(payload, out, half, narrow, block, mantissa_bits, bias, top, width, largest, scaling):
-    """out (float32) += decoded values, first rounded to fp16 (half) or bf16 if ``narrow``. block: uint64."""
-    size, tile = np.uint64(out.size), _tile(block)
-    codes, values = np.zeros(tile, np.uint8), np.zeros(tile, np.float32)
-    scales, upper = np.zeros(tile // block, np.float32), np.zeros(1, np.float32)
-    narrowed = np.zeros(tile, np.uint16)
-    for first in range(np.uint64(0), size, tile):
-        n = min(tile, size - first)
-        _decode_tile(
-            payload, size, first, n, block, mantissa_bits, bias, top, width, largest, scaling, codes, scales, upper,
-            values,
-        )  # fmt: skip
-        if narrow:
-            round_to_16_bits(values, narrowed, tile, half)
-        for j in range(n):
-            out[first + j] += values[j]
+        into, start = (sums, first) if n == tile else (padded, np.uint64(0))
+        if n < tile:
+            last[:n] = out[first:]
+        _get_scales(payload, size, first, n, block, scaling, scales, upper)
+        _get_codes(source, first, n, code_plane, width, code, tile)
+        for g in range((n + block - np.uint64(1)) // block):
+            for j in range(g * block, (g + np.uint64(1)) * block, _LANES):
+                v = _multiplied(
+                    _values(load(code, j, 16), mantissa_bits, bias, top, width), scales[g], largest
+                )
+                if narrow:
+                    v = round_floats(v, half, _NAN)
+                store(into, start + j, load(into, start + j, 16) + v)
+        if n < tile:
+            out[first:] = last[:n]
