@@ -74,6 +74,24 @@ def test_shifts_and_comparisons(dtype):
     assert (large == np.maximum(a, b[0])).all()
 
 
+def test_lanes_by_their_numbers():
+    """A comparison as bits, lanes from those across a bit of their numbers, sums, no lane at all."""
+
+    @njit
+    def kernel(a, out):
+        x = spans.load(spans.span(a), np.uint64(0), 16)
+        spans.store(spans.span(out), np.uint64(0), vectors.mirror(x, 4))
+        spans.store(spans.span(out), np.uint64(16), spans.zeros(spans.span(a), 16))
+        return vectors.mask(x < np.int32(0)), vectors.total(x)
+
+    a, out = _values(np.int32, 16), np.ones(32, np.int32)
+    bits, total = kernel(a, out)
+    assert bits == sum(1 << i for i in range(16) if a[i] < 0)
+    assert np.int32(total) == a.sum(dtype=np.int32)
+    assert (out[:16] == a[np.arange(16) ^ 4]).all()
+    assert not out[16:].any()
+
+
 def test_parts_and_dtypes():
     """Halves, every second lane, other widths, the same bits as other lanes, reductions, gathers."""
 

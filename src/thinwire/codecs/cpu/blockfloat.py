@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from .spans import load, span, store
-from .values import INF
+from .values import INF, prefetch
 from .values import load as load_values
 from .vector_values import ahead, copy_bytes, get_floats, put_floats, round_floats
 from .vectors import convert, fill, larger, reinterpret, select, smaller
@@ -442,6 +442,7 @@ def _add_tiles(
                 v = _multiplied(
                     _values(load(code, j, 16), mantissa_bits, bias, top, width), scales[g], largest
                 )
+                prefetch(into, start + j + tile)
                 if narrow:
                     v = round_floats(v, half, _NAN)
                 store(into, start + j, load(into, start + j, 16) + v)

@@ -4,130 +4,167 @@ The mean is a sum in 32 lanes that are folded in halves, so that its order is th
 """
 
 # numba types the kernels; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped"
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped,var-annotated"
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from .values import load, prefetch, round_to_16_bits, store
+from .spans import load, span, store
+from .values import INF, prefetch
+from .vector_values import ahead, get_floats, put_floats, round_floats
+from .vectors import (
+    convert,
+    fill,
+    join,
+    lane,
+    larger,
+    largest,
+    lower_half,
+    mask,
+    numbers,
+    reinterpret,
+    upper_half,
+)
 
 _ABS = np.int32(0x7FFFFFFF)
+_SIGN = np.uint32(0x80000000)
 _MAX = np.finfo(np.float32).max
 _NAN = np.float32(np.nan)
-LANES = 32
+_LANES, _TILE = np.uint64(16), np.uint64(1024)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
-def _mean(bits, at, n, count, lanes):
+def _mean(values, first, n, count, half):
     """Mean magnitude of a block of n values (a multiple of 32; those from ``count`` on are 0); NaN if not finite."""
     share = np.float32(np.float32(1) / np.float32(count))
-    for l in range(np.uint64(LANES)):
-        lanes[l] = np.float32(0)
-    high = np.int32(0)
-    for j in range(np.uint64(0), n, np.uint64(LANES)):
-        for l in range(np.uint64(LANES)):
-            a = np.int32(bits[at + j + l] & _ABS)
-            high = np.int32(max(high, a))
-            lanes[l] = np.float32(lanes[l] + np.float32(np.int32(a).view(np.float32) * share))
-    if high >= np.int32(0x7F800000):
+    high, lower, upper = fill(np.int32(0), 16), fill(np.float32(0), 16), fill(np.float32(0), 16)
+    for j in range(first, first + n, np.uint64(32)):
+        ahead(values, j, _TILE)
+        a = reinterpret(get_floats(values, j, half), np.int32) & _ABS
+        b = reinterpret(get_floats(values, j + _LANES, half), np.int32) & _ABS
+        high = larger(larger(high, a), b)
+        lower = lower + reinterpret(a, np.float32) * share
+        upper = upper + reinterpret(b, np.float32) * share
+    if largest(high) >= INF:
         return _NAN
-    width = np.uint64(LANES // 2)
-    while width:
-        for l in range(width):
-            lanes[l] = np.float32(lanes[l] + lanes[l + width])
-        width >>= np.uint64(1)
-    return np.float32(min(lanes[0], _MAX))
+    eight = lower_half(lower + upper) + upper_half(lower + upper)
+    four = lower_half(eight) + upper_half(eight)
+    two = lower_half(four) + upper_half(four)
+    return np.float32(min(np.float32(lane(two, 0) + lane(two, 1)), _MAX))
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _signs(words):
-    """The signs of eight fp32 values (their bits) as one byte, the first lowest."""
-    b = np.uint32(0)
-    for l in range(8):
-        b |= np.uint32(np.uint32(words[l]) >> np.uint32(31)) << np.uint32(l)
-    return np.uint8(b)
-
-
-@njit(nogil=True, cache=True)
-def _tile(block):
-    """Values that are coded in one go: whole blocks."""
-    return block * max(np.uint64(1), np.uint64(1024) // block)
+def _signs(values, at, half):
+    """The signs of 16 values, the first lowest."""
+    return mask(reinterpret(get_floats(values, at, half), np.int32) < np.int32(0))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _encode_blocks(x, blocks, count, half, scales, signs, block):
+    """Encode blocks; the last has ``count`` values, and zeros behind them."""
+    values, scale, sign = span(x), span(scales), span(signs)
+    for b in range(blocks):
+        first = b * block
+        mean = _mean(values, first, block, block if b + np.uint64(1) < blocks else count, half)
+        store(scale, np.uint64(4) * b, reinterpret(fill(mean, 1), np.uint8))
+        for j in range(first, first + block, np.uint64(32)):
+            both = join(fill(_signs(values, j, half), 1), fill(_signs(values, j + _LANES, half), 1))
+            store(sign, j >> np.uint64(3), reinterpret(both, np.uint8))
+
+
+@njit(nogil=True, cache=True)
 def encode(x, half, payload, block):
     """Encode x (int32 or uint16 bits) into payload (uint8, exactly sized). block: uint64."""
     size = np.uint64(x.size)
-    blocks = (size + block - np.uint64(1)) // block
-    tile = _tile(block)
-    bits = np.zeros(tile, np.int32)
-    lanes = np.zeros(LANES, np.float32)
-    scale = np.zeros(1, np.float32)
-    scale_bytes = scale.view(np.uint8)
-    line = np.uint64(64 // x.itemsize)
-    for first in range(np.uint64(0), size, tile):
-        n = min(tile, size - first)
-        load(x, first, n, half, bits)
-        for j in range(n, tile):
-            bits[j] = np.int32(0)
-        for j in range(np.uint64(0), tile, line):
-            prefetch(x, first + tile + j)
-        for g in range((n + block - np.uint64(1)) // block):
-            count = min(block, n - g * block)
-            scale[0] = _mean(bits, g * block, block, count, lanes)
-            for j in range(np.uint64(4)):
-                payload[np.uint64(4) * (first // block + g) + j] = scale_bytes[j]
-        at = np.uint64(4) * blocks + (first >> np.uint64(3))
-        for j in range((n + np.uint64(7)) >> np.uint64(3)):
-            payload[at + j] = _signs(bits[np.uint64(8) * j : np.uint64(8) * j + np.uint64(8)])
+    whole, rest = size // block, size % block
+    scales_nbytes = np.uint64(4) * (whole + np.uint64(rest > 0))
+    _encode_blocks(x, whole, block, half, payload, payload[scales_nbytes:], block)
+    if rest:
+        padded, signs = np.zeros(block, x.dtype), np.zeros(block >> np.uint64(3), np.uint8)
+        padded[:rest] = x[whole * block :]
+        _encode_blocks(padded, np.uint64(1), rest, half, payload[np.uint64(4) * whole :], signs, block)
+        at = scales_nbytes + (whole * block >> np.uint64(3))
+        payload[at:] = signs[: (rest + np.uint64(7)) >> np.uint64(3)]
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _decode_tile(payload, blocks, first, n, block, scale, bits):
-    """The values of one tile, as fp32 bits."""
-    scale_bits = scale.view(np.int32)
-    scale_bytes = scale.view(np.uint8)
-    at = np.uint64(4) * blocks + (first >> np.uint64(3))
-    for j in range((n + np.uint64(7)) >> np.uint64(3)):
-        b = np.int32(payload[at + j])
-        for l in range(np.uint64(8)):
-            bits[np.uint64(8) * j + l] = np.int32(np.int32(b >> np.int32(l)) << np.int32(31))
-    for g in range((n + block - np.uint64(1)) // block):
-        for j in range(np.uint64(4)):
-            scale_bytes[j] = payload[np.uint64(4) * (first // block + g) + j]
-        if abs(scale[0]) <= _MAX:
-            for j in range(g * block, (g + np.uint64(1)) * block):
-                bits[j] = np.int32(bits[j] ^ scale_bits[0])
-        else:
-            for j in range(g * block, (g + np.uint64(1)) * block):
-                bits[j] = np.int32(0x7FC00000)
+def _values(signs, at, scale):
+    """The 16 values from ``at`` on."""
+    bits = convert(reinterpret(load(signs, at >> np.uint64(3), 2), np.uint16), np.uint32)
+    signed = (fill(lane(bits, 0), 16) << (fill(np.uint32(31), 16) - numbers(np.uint32, 16))) & _SIGN
+    return reinterpret(signed ^ reinterpret(fill(scale, 16), np.uint32), np.float32)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _scale_of(scales, b):
+    """The mean of block b, NaN if it is not finite."""
+    scale = lane(reinterpret(load(scales, np.uint64(4) * b, 4), np.float32), 0)
+    return scale if abs(scale) <= _MAX else _NAN
+
+
+@njit(nogil=True, cache=True)
+def _decode_blocks(scales, signs, blocks, out, half, block):
+    """Decode whole blocks."""
+    scale_bytes, sign, values = span(scales), span(signs), span(out)
+    for b in range(blocks):
+        scale = _scale_of(scale_bytes, b)
+        for j in range(b * block, (b + np.uint64(1)) * block, _LANES):
+            v = fill(_NAN, 16)
+            if scale == scale:
+                v = _values(sign, j, scale)
+            put_floats(values, j, v, half, scale)
+
+
+@njit(nogil=True, cache=True)
+def _add_blocks(scales, signs, blocks, out, half, narrow, block):
+    """Decode whole blocks and add them to ``out``."""
+    scale_bytes, sign, sums = span(scales), span(signs), span(out)
+    for b in range(blocks):
+        scale = _scale_of(scale_bytes, b)
+        for j in range(b * block, (b + np.uint64(1)) * block, _LANES):
+            v = fill(_NAN, 16)
+            if scale == scale:
+                v = _values(sign, j, scale)
+            prefetch(sums, j + _TILE)
+            if narrow:
+                v = round_floats(v, half, scale)
+            store(sums, j, load(sums, j, 16) + v)
+
+
+@njit(nogil=True, cache=True)
+def _last_signs(payload, at, rest, block):
+    """The signs of the last, shorter block, as long as those of a whole one."""
+    signs = np.zeros(block >> np.uint64(3), np.uint8)
+    signs[: (rest + np.uint64(7)) >> np.uint64(3)] = payload[at:]
+    return signs
 
 
 @njit(nogil=True, cache=True)
 def decode(payload, out, half, block):
     """Decode payload (exactly sized) to out: float32, or uint16 bits. block: uint64."""
-    size, tile = np.uint64(out.size), _tile(block)
-    blocks = (size + block - np.uint64(1)) // block
-    bits, scale = np.zeros(tile, np.int32), np.zeros(1, np.float32)
-    for first in range(np.uint64(0), size, tile):
-        n = min(tile, size - first)
-        _decode_tile(payload, blocks, first, n, block, scale, bits)
-        store(bits.view(np.float32), out, first, n, half)
+    size = np.uint64(out.size)
+    whole, rest = size // block, size % block
+    scales_nbytes = np.uint64(4) * (whole + np.uint64(rest > 0))
+    _decode_blocks(payload, payload[scales_nbytes:], whole, out, half, block)
+    if rest:
+        signs = _last_signs(payload, scales_nbytes + (whole * block >> np.uint64(3)), rest, block)
+        values = np.empty(block, out.dtype)
+        _decode_blocks(payload[np.uint64(4) * whole :], signs, np.uint64(1), values, half, block)
+        out[whole * block :] = values[:rest]
 
 
 @njit(nogil=True, cache=True)
 def decode_add(payload, out, half, narrow, block):
     """out (float32) += decoded values, first rounded to fp16 (half) or bf16 if ``narrow``. block: uint64."""
-    size, tile = np.uint64(out.size), _tile(block)
-    blocks = (size + block - np.uint64(1)) // block
-    bits, scale = np.zeros(tile, np.int32), np.zeros(1, np.float32)
-    values, narrowed = bits.view(np.float32), np.zeros(tile, np.uint16)
-    for first in range(np.uint64(0), size, tile):
-        n = min(tile, size - first)
-        _decode_tile(payload, blocks, first, n, block, scale, bits)
-        if narrow:
-            round_to_16_bits(values, narrowed, tile, half)
-        for j in range(n):
-            out[first + j] += values[j]
+    size = np.uint64(out.size)
+    whole, rest = size // block, size % block
+    scales_nbytes = np.uint64(4) * (whole + np.uint64(rest > 0))
+    _add_blocks(payload, payload[scales_nbytes:], whole, out, half, narrow, block)
+    if rest:
+        signs = _last_signs(payload, scales_nbytes + (whole * block >> np.uint64(3)), rest, block)
+        sums = np.zeros(block, np.float32)
+        sums[:rest] = out[whole * block :]
+        _add_blocks(payload[np.uint64(4) * whole :], signs, np.uint64(1), sums, half, narrow, block)
+        out[whole * block :] = sums[:rest]

@@ -280,6 +280,17 @@ def _every_second(a, b, first):
         return a(a, b), codegen
 
 
+@intrinsic
+def mask(typingctx, where):
+    """A comparison of 8, 16 or 32 lanes as the bits of an unsigned integer, the first lane's lowest."""
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(args[0], ir.IntType(where.lanes))
+
+    if is_vector(where) and where.dtype == types.boolean and where.lanes in (8, 16, 32):
+        return types.Integer.from_bitwidth(where.lanes, signed=False)(where), codegen
+
+
 @intrinsic(prefer_literal=True)
 def mirror(typingctx, vector, distance):
     """Each lane from the one whose number differs in the bit ``distance`` (a constant)."""
