@@ -153,5 +153,11 @@ def decode(payload, dim, out):  # type: ignore[no-untyped-def]
                 present = bits >> W(i % GROUP) & W(1)
                 segment[i] = payload[min(at, end - 1)] * present
                 at += present
-        for i in range(dim, count):
-            segment[i] += segment[i - dim]
+        if dim == 1:  # a sum in a register, not one that is read back from memory for each word
+            total = W(0)
+            for i in range(count):
+                total = W(total + segment[i])
+                segment[i] = total
+        else:
+            for i in range(dim, count):
+                segment[i] += segment[i - dim]
