@@ -4,56 +4,59 @@ The k-th largest magnitude is found by counting the leading bits of fp32 magnitu
 """
 
 # numba types the kernels; mypy cannot.
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped"
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="call-arg,import-untyped,var-annotated"
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
+from . import spans
 from .values import INF, load, round_to_16_bits, store
+from .vectors import fill, first_bit, larger, largest, mask, select, total
 
 BLOCK = 4096
 _ABS = np.int32(0x7FFFFFFF)
 _MAX = np.finfo(np.float32).max
-_DIGITS = ((20, 11), (9, 11), (0, 9))  # of the 31 bits of a magnitude: shift and width, from the top
+_LANES = np.uint64(16)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _above(keys, least):
+    """How many keys of a block are larger than ``least``."""
+    one, none = fill(np.int32(1), 16), fill(np.int32(0), 16)
+    count = none
+    for j in range(np.uint64(0), np.uint64(BLOCK), _LANES):
+        count = count + select(spans.load(keys, j, 16) > least, one, none)
+    return np.int64(total(count))
 
 
 @njit(nogil=True, cache=True)
-def _threshold(keys, n, k, counts, kept):
-    """The k-th largest of n keys and how many keys equal to it are among the k largest. kept: scratch of n."""
-    left, m, prefix = np.int64(k), n, np.int32(0)
-    for j in range(n):
-        kept[j] = keys[j]
-    for shift, width in _DIGITS:
-        counts[:] = 0
-        mask = np.int32((1 << width) - 1)
-        for j in range(m):
-            counts[np.int32(kept[j] >> np.int32(shift)) & mask] += 1
-        digit = mask
-        while counts[digit] < left:
-            left -= counts[digit]
-            digit -= np.int32(1)
-        prefix |= np.int32(digit << np.int32(shift))
-        found = 0
-        for j in range(m):
-            key = kept[j]
-            kept[found] = key
-            found += np.int32(np.int32(key >> np.int32(shift)) & mask) == digit
-        m = found
-    return prefix, left
+def _threshold(keys, high, k):
+    """The k-th largest of the keys (a span), and how many equal to it are among the k largest. high: the largest."""
+    found = np.int32(0)
+    for bit in range(30, -1, -1):  # the largest number that k keys reach, bit by bit
+        raised = np.int32(found | np.int32(np.int32(1) << np.int32(bit)))
+        if raised <= high and _above(keys, np.int32(raised - np.int32(1))) >= k:
+            found = raised
+    return found, np.int64(k) - _above(keys, found)
+
+
+@njit(nogil=True, cache=True)
+def encode(x, half, payload, k, bits):
+    """Encode x (int32 or uint16 bits) into payload (uint8, exactly sized)."""
+    values, keys = np.zeros(BLOCK, np.int32), np.zeros(BLOCK, np.int32)
+    _encode_blocks(x, half, payload, k, bits, values, keys, np.zeros(2, np.float32))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def encode(x, half, payload, k, bits):
-    """Encode x (int32 or uint16 bits) into payload (uint8, exactly sized)."""
+def _encode_blocks(x, half, payload, k, bits, values, keys, limits):
+    """:func:`encode` with what to work in: values and keys of a block, its limits."""
     size = x.size
     blocks = (size + BLOCK - 1) // BLOCK
-    total = kept_of(size, k)
-    ranges, codes_at = 8 * blocks, 8 * blocks + (12 * total + 7) // 8
-    values, keys, scratch = np.zeros(BLOCK, np.int32), np.zeros(BLOCK, np.int32), np.zeros(BLOCK, np.int32)
-    counts = np.zeros(2048, np.int64)
-    limits = np.zeros(2, np.float32)
+    kept = kept_of(size, k)
+    ranges, codes_at = 8 * blocks, 8 * blocks + (12 * kept + 7) // 8
+    source, key_of = spans.span(values), spans.span(keys)
     limit_bytes = limits.view(np.uint8)
     payload[ranges:] = 0
     most = np.float32((1 << (bits - 1)) - 1)
@@ -62,37 +65,44 @@ def encode(x, half, payload, k, bits):
         first = b * BLOCK
         n = min(BLOCK, size - first)
         load(x, first, n, half, values)
-        high = np.int32(0)
-        for j in range(n):
-            keys[j] = np.int32(values[j] & _ABS)
-            high = max(high, keys[j])
-        here = min(k, n)
-        threshold, ties = _threshold(keys, n, here, counts, scratch)
+        top = fill(np.int32(0), 16)
+        for j in range(np.uint64(0), np.uint64(BLOCK), _LANES):
+            key = spans.load(source, j, 16) & _ABS
+            spans.store(key_of, j, key)
+            top = larger(top, key)
+        high = largest(top)
+        if n < BLOCK:
+            keys[n:] = np.int32(-1)  # less than any
+            high = np.int32(keys[:n].max())
+        threshold, ties = _threshold(key_of, high, min(k, n))
         finite = high < INF
         low = np.int32(threshold).view(np.float32)
-        span = np.float32(np.int32(high).view(np.float32) - low)
+        reach = np.float32(np.int32(high).view(np.float32) - low)
         limits[0] = low if finite else np.float32(np.nan)
         limits[1] = np.int32(high).view(np.float32) if finite else np.float32(np.nan)
         for j in range(8):
             payload[8 * b + j] = limit_bytes[j]
-        for j in range(n):
-            key = keys[j]
-            take = key > threshold
-            if key == threshold and ties > 0:
-                take, ties = True, ties - 1
-            if not take:
-                continue
-            code = np.int64(0)
-            if finite:
-                magnitude = np.int32(key).view(np.float32)
-                if span > 0:
-                    part = np.float32(np.float32(magnitude - low) / span)
-                    code = np.int64(np.rint(np.float32(part * most)))
-                if values[j] < 0:
-                    code |= 1 << (bits - 1)
-            _put(payload, 8 * ranges + 12 * at, j, 12)
-            _put(payload, 8 * codes_at + bits * at, code, bits)
-            at += 1
+        for start in range(np.uint64(0), np.uint64(n), _LANES):
+            left = mask(spans.load(key_of, start, 16) > np.int32(threshold - np.int32(1)))
+            while left:
+                j = np.int64(start) + np.int64(first_bit(left))
+                left = np.uint16(left & np.uint16(left - np.uint16(1)))
+                key = keys[j]
+                if key == threshold:
+                    if ties == 0:
+                        continue
+                    ties -= 1
+                code = np.int64(0)
+                if finite:
+                    magnitude = np.int32(key).view(np.float32)
+                    if reach > 0:
+                        part = np.float32(np.float32(magnitude - low) / reach)
+                        code = np.int64(np.rint(np.float32(part * most)))
+                    if values[j] < 0:
+                        code |= 1 << (bits - 1)
+                _put(payload, 8 * ranges + 12 * at, j, 12)
+                _put(payload, 8 * codes_at + bits * at, code, bits)
+                at += 1
 
 
 @njit(nogil=True, cache=True, forceinline=True)

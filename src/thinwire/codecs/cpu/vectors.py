@@ -291,6 +291,17 @@ def mask(typingctx, where):
         return types.Integer.from_bitwidth(where.lanes, signed=False)(where), codegen
 
 
+@intrinsic
+def first_bit(typingctx, value):
+    """The place of the lowest bit that is set in an unsigned integer, which is not 0."""
+
+    def codegen(context, builder, sig, args):
+        return builder.cttz(args[0], ir.IntType(1)(1))
+
+    if isinstance(value, types.Integer) and not value.signed:
+        return value(value), codegen
+
+
 @intrinsic(prefer_literal=True)
 def mirror(typingctx, vector, distance):
     """Each lane from the one whose number differs in the bit ``distance`` (a constant)."""

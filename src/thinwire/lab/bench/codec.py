@@ -41,7 +41,7 @@ class CodecRow:
     decode_add_gb_s: float | None
     """None: not there (peers)."""
     copy_gb_s: float
-    """``copy_`` of the same tensor in as many threads, timed in turn with the codec."""
+    """``copy_`` of the same tensor, cut for as many threads in the same way, timed in turn with the codec."""
     plain_add_gb_s: float
     """``add_`` of the same tensor into an fp32 one, likewise: what decode_add does, without a codec."""
 
@@ -56,26 +56,26 @@ def sample(rows: int = 2048, columns: int = 1024, seed: int = 0) -> Tensor:
 def measure(codec: Codec, x: Tensor, repeats: int = 5, threads: int = 1, *, stream: bool = False) -> CodecRow:
     """Time ``codec`` on x (contiguous, on the CPU), and compare x with what comes back.
 
-    threads: the tensor is cut at multiples of the codec's granule and each thread codes a part, as collectives do
-    with their chunks. stream: x comes again and again in a stream, so that a stateful codec uses what it remembers.
+    threads: the tensor is cut at multiples of the codec's granule and each thread codes, or copies, a part, as collectives
+    do with their chunks. stream: x comes again and again in a stream, so that a stateful codec uses what it remembers.
     """
     flat = x.reshape(-1)
-    decoded, copied, total = torch.empty_like(flat), torch.empty_like(flat), torch.zeros(flat.numel())
+    decoded, total = torch.empty_like(flat), torch.zeros(flat.numel())
     spans = _spans(flat.numel(), codec.granule, threads)
     rooms = [torch.empty(codec.max_nbytes(b - a, x.dtype), dtype=torch.uint8) for a, b in spans]
     parts = [
         _Part(codec, flat[a:b], decoded[a:b], total[a:b], room, stream)
         for (a, b), room in zip(spans, rooms, strict=True)
     ]
-    each = {"encode": _Part.encode, "decode": _Part.decode, "add": _Part.decode_add}
     with ThreadPoolExecutor(threads) as pool:
 
-        def spread(work: Callable[[_Part], object]) -> Callable[[], object]:
-            return (lambda: work(parts[0])) if len(parts) == 1 else (lambda: list(pool.map(work, parts)))
+        def spread(work: Callable[[_Part], object]) -> Callable[[int], object]:
+            if len(parts) == 1:
+                return lambda count: _again(work, parts[0], count)
+            return lambda count: list(pool.map(lambda part: _again(work, part, count), parts))
 
-        plain = [lambda: copied.copy_(flat), lambda: total.add_(flat)]
-        calls = [*plain, *map(spread, each.values())]
-        copy_s, plain_add_s, encode_s, decode_s, add_s = _alternate(calls, repeats, threads)
+        works = (_Part.copy, _Part.plain_add, _Part.encode, _Part.decode_add, _Part.decode)
+        copy_s, plain_add_s, encode_s, add_s, decode_s = _alternate(list(map(spread, works)), repeats)
     compared = _compare(flat, decoded, sum(part.payload.numel() for part in parts))
     return CodecRow(
         spec=f"{codec} in a stream" if stream else str(codec),
@@ -103,6 +103,12 @@ class _Part:
             self.decode()
             self.payload = room[: self.encode()].clone()
 
+    def copy(self) -> None:
+        self._decoded.copy_(self._x)
+
+    def plain_add(self) -> None:
+        self._total.add_(self._x)
+
     def encode(self) -> int:
         return self._codec.encode(self._x, self._room, state=self._sender)
 
@@ -117,9 +123,14 @@ def measure_peer(peer: Peer, x: Tensor, repeats: int = 5) -> CodecRow:
     """The same of another library, in one thread and as it is called: it allocates its outputs."""
     flat, copied, total = x.reshape(-1), torch.empty_like(x.reshape(-1)), torch.zeros(x.numel())
     payload = peer.encode(flat)
-    plain = [lambda: copied.copy_(flat), lambda: total.add_(flat)]
-    calls = [*plain, lambda: peer.encode(flat), lambda: peer.decode(payload, flat)]
-    copy_s, plain_add_s, encode_s, decode_s = _alternate(calls, repeats, 1)
+    works: list[Callable[[Tensor], object]] = [
+        copied.copy_,
+        total.add_,
+        peer.encode,
+        lambda x: peer.decode(payload, x),
+    ]
+    calls = [lambda count, work=work: _again(work, flat, count) for work in works]
+    copy_s, plain_add_s, encode_s, decode_s = _alternate(calls, repeats)
     return CodecRow(
         spec=peer.name,
         lossless=peer.lossless,
@@ -156,14 +167,23 @@ def _compare(x: Tensor, decoded: Tensor, payload_nbytes: int) -> dict[str, Any]:
 _LEAST_S = 2e-3  # of a timed sample: short calls are repeated in it
 
 
-def _alternate(calls: Sequence[Callable[[], object]], repeats: int, threads: int) -> list[float]:
-    """Median seconds of each call; the calls take turns, so that a disturbance hits all of them."""
+def _again(work: Callable[[Any], object], on: Any, count: int) -> None:
+    """Do the work ``count`` times, in the thread that calls."""
+    for _ in range(count):
+        work(on)
+
+
+def _alternate(calls: Sequence[Callable[[int], object]], repeats: int) -> list[float]:
+    """Median seconds of each call, which gets how often it is to do its work; the calls take turns.
+
+    So a disturbance hits all of them. The last is the last to have been done.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     try:
         counts = []
         for call in calls:
-            call()
+            call(1)
             counts.append(max(1, int(_LEAST_S / max(_seconds(call, 1), 1e-7))))
         seconds: list[list[float]] = [[] for _ in calls]
         for _ in range(repeats):
@@ -174,10 +194,9 @@ def _alternate(calls: Sequence[Callable[[], object]], repeats: int, threads: int
     return [median(times) for times in seconds]
 
 
-def _seconds(call: Callable[[], object], count: int) -> float:
+def _seconds(call: Callable[[int], object], count: int) -> float:
     start = time.perf_counter()
-    for _ in range(count):
-        call()
+    call(count)
     return (time.perf_counter() - start) / count
 
 
