@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -54,40 +55,60 @@ def sample(rows: int = 2048, columns: int = 1024, seed: int = 0) -> Tensor:
 
 
 def measure(codec: Codec, x: Tensor, repeats: int = 5, threads: int = 1, *, stream: bool = False) -> CodecRow:
-    """Time ``codec`` on x (contiguous, on the CPU), and compare x with what comes back.
+    """:func:`measure_threads` for one number of threads."""
+    return measure_threads(codec, x, repeats, [threads], stream=stream)[0]
+
+
+def measure_threads(
+    codec: Codec, x: Tensor, repeats: int, threads: Sequence[int], *, stream: bool = False
+) -> list[CodecRow]:
+    """Time ``codec`` on x (contiguous, on the CPU), all numbers of threads in turn, and compare x with what comes back.
 
     threads: the tensor is cut at multiples of the codec's granule and each thread codes, or copies, a part, as collectives
     do with their chunks. stream: x comes again and again in a stream, so that a stateful codec uses what it remembers.
     """
-    flat = x.reshape(-1)
-    decoded, total = torch.empty_like(flat), torch.zeros(flat.numel())
-    spans = _spans(flat.numel(), codec.granule, threads)
-    rooms = [torch.empty(codec.max_nbytes(b - a, x.dtype), dtype=torch.uint8) for a, b in spans]
-    parts = [
-        _Part(codec, flat[a:b], decoded[a:b], total[a:b], room, stream)
-        for (a, b), room in zip(spans, rooms, strict=True)
-    ]
-    with ThreadPoolExecutor(threads) as pool:
+    cuts = [_Cut(codec, x, count, stream) for count in threads]
+    with ThreadPoolExecutor(max(threads)) as pool:
+        calls = [partial(cut.each, work, pool) for cut in cuts for work in _WORKS]
+        seconds = iter(_alternate(calls, repeats))
+    return [cut.row(dict(zip(_WORKS, seconds, strict=False))) for cut in cuts]
 
-        def spread(work: Callable[[_Part], object]) -> Callable[[int], object]:
-            if len(parts) == 1:
-                return lambda count: _again(work, parts[0], count)
-            return lambda count: list(pool.map(lambda part: _again(work, part, count), parts))
 
-        works = (_Part.copy, _Part.plain_add, _Part.encode, _Part.decode_add, _Part.decode)
-        copy_s, plain_add_s, encode_s, add_s, decode_s = _alternate(list(map(spread, works)), repeats)
-    compared = _compare(flat, decoded, sum(part.payload.numel() for part in parts))
-    return CodecRow(
-        spec=f"{codec} in a stream" if stream else str(codec),
-        lossless=codec.lossless,
-        threads=threads,
-        encode_gb_s=x.nbytes / encode_s / 1e9,
-        decode_gb_s=x.nbytes / decode_s / 1e9,
-        decode_add_gb_s=x.nbytes / add_s / 1e9,
-        copy_gb_s=x.nbytes / copy_s / 1e9,
-        plain_add_gb_s=x.nbytes / plain_add_s / 1e9,
-        **compared,
-    )
+class _Cut:
+    """A tensor cut for so many threads."""
+
+    def __init__(self, codec: Codec, x: Tensor, threads: int, stream: bool) -> None:
+        self._spec, self._lossless = f"{codec} in a stream" if stream else str(codec), codec.lossless
+        self._x, self._threads = x.reshape(-1), threads
+        self._decoded, total = torch.empty_like(self._x), torch.zeros(x.numel())
+        self._parts = []
+        for a, b in _spans(x.numel(), codec.granule, threads):
+            room = torch.empty(codec.max_nbytes(b - a, x.dtype), dtype=torch.uint8)
+            self._parts.append(_Part(codec, self._x[a:b], self._decoded[a:b], total[a:b], room, stream))
+
+    def each(self, work: Callable[[_Part], object], pool: ThreadPoolExecutor, count: int) -> None:
+        """Every thread does the work on its part ``count`` times."""
+        if len(self._parts) == 1:
+            _again(work, self._parts[0], count)
+        else:
+            list(pool.map(lambda part: _again(work, part, count), self._parts))
+
+    def row(self, seconds: dict[Callable[[_Part], object], float]) -> CodecRow:
+        """The result, from what each kind of work took."""
+        speeds = {work: self._x.nbytes / s / 1e9 for work, s in seconds.items()}
+        for part in self._parts:
+            part.decode()
+        return CodecRow(
+            spec=self._spec,
+            lossless=self._lossless,
+            threads=self._threads,
+            encode_gb_s=speeds[_Part.encode],
+            decode_gb_s=speeds[_Part.decode],
+            decode_add_gb_s=speeds[_Part.decode_add],
+            copy_gb_s=speeds[_Part.copy],
+            plain_add_gb_s=speeds[_Part.plain_add],
+            **_compare(self._x, self._decoded, sum(part.payload.numel() for part in self._parts)),
+        )
 
 
 class _Part:
@@ -117,6 +138,9 @@ class _Part:
 
     def decode_add(self) -> None:
         self._codec.decode_add(self.payload, self._total, self._x.dtype, state=self._receiver)
+
+
+_WORKS = (_Part.copy, _Part.plain_add, _Part.encode, _Part.decode, _Part.decode_add)
 
 
 def measure_peer(peer: Peer, x: Tensor, repeats: int = 5) -> CodecRow:
@@ -176,7 +200,7 @@ def _again(work: Callable[[Any], object], on: Any, count: int) -> None:
 def _alternate(calls: Sequence[Callable[[int], object]], repeats: int) -> list[float]:
     """Median seconds of each call, which gets how often it is to do its work; the calls take turns.
 
-    So a disturbance hits all of them. The last is the last to have been done.
+    So a disturbance hits all of them.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -47,7 +47,7 @@ def codec(
 
     SPECS: codecs to measure. Default: one of each.
     """
-    from ...bench.codec import measure, measure_peer, sample, table
+    from ...bench.codec import measure_peer, measure_threads, sample, table
     from ...bench.codec_figure import speed_against_ratio
     from ...bench.peers import installed_peers
 
@@ -60,14 +60,14 @@ def codec(
     host = environment()
     result = {"environment": host, "command": command_line(), "repeats": repeats}
     rows = []
-    for dtype, nbytes, count in itertools.product(dtypes, sizes, threads):
-        click.echo(f"{dtype}, {nbytes >> 10} KiB, {count} thread(s)", err=True)
+    for dtype, nbytes in itertools.product(dtypes, sizes):
+        click.echo(f"{dtype}, {nbytes >> 10} KiB", err=True)
         numel = nbytes // DTYPES[dtype].itemsize
         x = sample(-(-numel // 1024), 1024).reshape(-1)[:numel].to(DTYPES[dtype])
         fitting = [c for c in chosen if x.dtype in c.dtypes]
-        rows += [measure(c, x, repeats, count) for c in fitting]
-        rows += [measure(c, x, repeats, count, stream=True) for c in fitting if c.stateful]
-        if count == 1:
+        for one, stream in [*((c, False) for c in fitting), *((c, True) for c in fitting if c.stateful)]:
+            rows += measure_threads(one, x, repeats, threads, stream=stream)
+        if 1 in threads:
             rows += [measure_peer(peer, x, repeats) for peer in others if x.dtype in peer.dtypes]
         # After each case: large ones take minutes.
         write_json(out / "result.json", {**result, "rows": [dataclasses.asdict(row) for row in rows]})
