@@ -26,6 +26,8 @@ def test_sample_is_seeded_and_looks_like_gradients() -> None:
     assert 1e-8 < float(x.square().mean().sqrt()) < 1e-4
     rows = x.square().mean(1).sqrt()
     assert rows.max() > 20 * rows.min()
+    rows = sample(256, 1024, decades=0).square().mean(1).sqrt()
+    assert rows.max() < 1.2 * rows.min()
 
 
 def test_rows_tell_ratio_and_error() -> None:

@@ -47,10 +47,10 @@ class CodecRow:
     """``add_`` of the same tensor into an fp32 one, likewise: what decode_add does, without a codec."""
 
 
-def sample(rows: int = 2048, columns: int = 1024, seed: int = 0) -> Tensor:
-    """An fp32 tensor like a weight's gradient: Gaussian, rms near 1e-6, rows whose scales differ by up to 100."""
+def sample(rows: int = 2048, columns: int = 1024, seed: int = 0, decades: float = 2) -> Tensor:
+    """An fp32 tensor like a weight's gradient: Gaussian, rms near 1e-6, rows whose scales differ by up to 10**decades."""
     rng = torch.Generator().manual_seed(seed)
-    scale = 10.0 ** (2 * torch.rand(rows, 1, generator=rng) - 7)
+    scale = 10.0 ** (decades * torch.rand(rows, 1, generator=rng) - (5 + decades))
     return torch.randn(rows, columns, generator=rng) * scale
 
 

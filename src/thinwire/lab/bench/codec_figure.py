@@ -32,7 +32,7 @@ def speed_against_ratio(rows: Sequence[CodecRow], peers: Sequence[str], cpu: str
         top = set_title(
             figure,
             "Above a link's line, compressing saves time even if nothing overlaps",
-            f"Encode and decode, one after the other, against ratio; {size / 2**20:g} MiB of {dtype} like a gradient, "
+            f"Encode and decode, one after the other, against ratio; {size / 2**20:g} MiB of {dtype}, "
             f"{threads} thread{'s' * (threads > 1)}, {cpu}.",
         )
         axes = figure.subplots()

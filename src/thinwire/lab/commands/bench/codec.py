@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 @click.option("--peers/--no-peers", default=True, show_default=True,
               help="Also what is installed of zfpy, zstandard, blosc2, zipnn, pcodec.")  # fmt: skip
 @click.option(
+    "--gaussian", is_flag=True, help="Values of one size instead of rows whose scales differ by up to 100."
+)
+@click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="Folder for result.json and speed.png."
 )
 def codec(
@@ -41,6 +44,7 @@ def codec(
     threads: tuple[int, ...],
     repeats: int,
     peers: bool,
+    gaussian: bool,
     out: Path,
 ) -> None:
     """Ratio, error and speed of codecs by dtype and size, beside a plain copy and other libraries.
@@ -63,7 +67,11 @@ def codec(
     for dtype, nbytes in itertools.product(dtypes, sizes):
         click.echo(f"{dtype}, {nbytes >> 10} KiB", err=True)
         numel = nbytes // DTYPES[dtype].itemsize
-        x = sample(-(-numel // 1024), 1024).reshape(-1)[:numel].to(DTYPES[dtype])
+        x = (
+            sample(-(-numel // 1024), 1024, decades=0 if gaussian else 2)
+            .reshape(-1)[:numel]
+            .to(DTYPES[dtype])
+        )
         fitting = [c for c in chosen if x.dtype in c.dtypes]
         for one, stream in [*((c, False) for c in fitting), *((c, True) for c in fitting if c.stateful)]:
             rows += measure_threads(one, x, repeats, threads, stream=stream)
