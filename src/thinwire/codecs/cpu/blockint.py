@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from .blockint_planes import high_bits, last_planes, low_bits, nbytes_of, pack, planes, put_end, unpack
 from .spans import load, span, store
 from .values import INF
 from .vector_values import ahead, extremes, get_floats, get_pairs, put_floats, round_floats
@@ -93,102 +94,6 @@ def _values(codes, c, q):
     return convert(convert(codes, np.int32), np.float32) * np.float32(1.0 / q) * c
 
 
-@njit(nogil=True, cache=True, forceinline=True)
-def _low_bits(q):
-    """Width of the first plane: codes of 4 to 6 bits keep their low 4 bits there, those of 2 and 3 bits 2."""
-    return np.uint64(8 if q == 128 else 4 if q >= 8 else 2)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def _high_bits(q):
-    """Width of the second plane: what the first leaves."""
-    return np.uint64(2 if q == 32 else 1 if q == 16 or q == 4 else 0)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def _bytes(count, width):
-    """Bytes of ``count`` values of ``width`` bits."""
-    return (count * width + np.uint64(7)) >> np.uint64(3)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def _pack(even, odd, first, q, low_plane, high_plane):
-    """Write 32 codes to the planes (uint8) of values, as those from value ``first`` on.
-
-    even, odd: the codes of even and odd places in the low bits of int32. Two make a pair, pairs make a byte.
-    """
-    low, high = np.int32(_low_bits(q)), _high_bits(q)
-    pairs = _pairs(even, odd, low)
-    if low == 8:
-        store(low_plane, first, reinterpret(convert(pairs, np.uint16), np.uint8))
-    elif low == 4:
-        store(low_plane, first >> np.uint64(1), convert(pairs, np.uint8))
-    else:
-        store(low_plane, first >> np.uint64(2), _fours(pairs))
-    if high == 2:
-        store(high_plane, first >> np.uint64(2), _fours(_pairs(even >> low, odd >> low, np.int32(2))))
-    elif high == 1:
-        bits = reinterpret(_pairs(even >> low, odd >> low, np.int32(1)), np.uint64)
-        fours = reinterpret(convert(bits | (bits >> 30), np.uint8), np.uint16)
-        store(high_plane, first >> np.uint64(3), convert(fours | (fours >> 4), np.uint8))
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def _pairs(even, odd, width):
-    """The low bits of one beside those of the other."""
-    mask = np.int32((np.int32(1) << width) - np.int32(1))
-    return (even & mask) | ((odd & mask) << width)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def _fours(pairs):
-    """Two pairs of two bits each as one byte."""
-    two = reinterpret(pairs, np.uint64)
-    return convert(two | (two >> 28), np.uint8)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def _spread_crumbs(packed):
-    """The inverse: four bytes of two bits each."""
-    p = convert(packed, np.uint32)
-    return (p | (p << 6) | (p << 12) | (p << 18)) & np.uint32(0x03030303)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def _spread_bits(packed):
-    """Eight bytes of one bit each; the lowest bit comes first."""
-    p = (convert(packed, np.uint64) * np.uint64(0x0101010101010101)) & np.uint64(0x8040201008040201)
-    return ((p + np.uint64(0x7F7F7F7F7F7F7F7F)) >> 7) & np.uint64(0x0101010101010101)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def _unpack(first, q, low_plane, high_plane):
-    """The 32 codes (int8) from value ``first`` on."""
-    if q == 128:
-        return reinterpret(load(low_plane, first, 32), np.int8)
-    low, high = _low_bits(q), _high_bits(q)
-    if low == 4:
-        nibbles = convert(load(low_plane, first >> np.uint64(1), 16), np.uint16)
-        codes = reinterpret((nibbles & 15) | ((nibbles << 4) & 0xF00), np.uint8)
-    else:
-        codes = reinterpret(_spread_crumbs(load(low_plane, first >> np.uint64(2), 8)), np.uint8)
-    if high == 2:
-        upper = _spread_crumbs(load(high_plane, first >> np.uint64(2), 8)) << np.uint32(low)
-        codes = codes | reinterpret(upper, np.uint8)
-    elif high == 1:
-        upper = _spread_bits(load(high_plane, first >> np.uint64(3), 4)) << low
-        codes = codes | reinterpret(upper, np.uint8)
-    return reinterpret((codes ^ np.uint8(q)) - np.uint8(q), np.int8)
-
-
-@njit(nogil=True, cache=True)
-def _planes(payload, blocks, size, q):
-    """The two planes of a payload of so many values."""
-    low_plane = np.uint64(4) * blocks
-    high_plane = low_plane + _bytes(size, _low_bits(q))
-    return payload[low_plane:high_plane], payload[high_plane : high_plane + _bytes(size, _high_bits(q))]
-
-
 @njit(nogil=True, cache=True, error_model="numpy")
 def _encode_blocks(x, blocks, b0, half, scales, low, high, residual, block, q, seed):
     """Encode whole blocks; the first is block ``b0`` of the message."""
@@ -240,7 +145,7 @@ def _put_codes(values, start, stop, b0, half, scale, low_plane, high_plane, bloc
             odd = _quantize(odd, step, rate, q, j + np.uint64(1), key)
             if size == 0 or size > INF:
                 even, odd = fill(np.int32(0), 16), fill(np.int32(0), 16)
-            _pack(even, odd, b * block + j, q, low_plane, high_plane)
+            pack(even, odd, b * block + j, q, low_plane, high_plane)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
@@ -263,36 +168,30 @@ def encode(x, half, payload, residual, block, q, seed):
     """
     size = np.uint64(x.size)
     whole, rest = size // block, size % block
-    low_plane, high_plane = _planes(payload, whole + np.uint64(rest > 0), size, q)
+    low_plane, high_plane = planes(payload, whole + np.uint64(rest > 0), size, q)
     _encode_blocks(x, whole, np.uint64(0), half, payload, low_plane, high_plane, residual, block, q, seed)
     if rest:
         done = whole * block
         padded = np.zeros(block, x.dtype)
         padded[:rest] = x[done:]
         scale = payload[np.uint64(4) * whole :]
-        low = np.empty(_bytes(block, _low_bits(q)), np.uint8)
-        high = np.empty(_bytes(block, _high_bits(q)), np.uint8)
+        low = np.empty(nbytes_of(block, low_bits(q)), np.uint8)
+        high = np.empty(nbytes_of(block, high_bits(q)), np.uint8)
         if residual is None:
             _encode_blocks(padded, np.uint64(1), whole, half, scale, low, high, None, block, q, seed)
         else:
             lost = np.empty(block, np.float32)
             _encode_blocks(padded, np.uint64(1), whole, half, scale, low, high, lost, block, q, seed)
             residual[done:] = lost[:rest]
-        _put_end(low, low_plane, _bytes(rest, _low_bits(q)))
-        _put_end(high, high_plane, _bytes(rest, _high_bits(q)))
-
-
-@njit(nogil=True, cache=True)
-def _put_end(part, plane, count):
-    """Write the first bytes of ``part`` to the end of ``plane``."""
-    plane[np.uint64(plane.size) - count :] = part[:count]
+        put_end(low, low_plane, nbytes_of(rest, low_bits(q)))
+        put_end(high, high_plane, nbytes_of(rest, high_bits(q)))
 
 
 @njit(nogil=True, cache=True, forceinline=True)
 def _decoded(first, c, q, low_plane, high_plane):
     """The 32 values (fp32) from value ``first`` on, of one block, as two vectors; NaN if c is not finite."""
     if abs(c) <= _MAX:
-        codes = _unpack(first, q, low_plane, high_plane)
+        codes = unpack(first, q, low_plane, high_plane)
         return _values(lower_half(codes), c, q), _values(upper_half(codes), c, q)
     return fill(_NAN, 16), fill(_NAN, 16)
 
@@ -326,30 +225,14 @@ def _add_blocks(scales, low, high, blocks, out, half, narrow, block, q):
 
 
 @njit(nogil=True, cache=True)
-def _last_planes(low_plane, high_plane, rest, block, q):
-    """The planes of the last, shorter block, as long as those of a whole one."""
-    low = np.zeros(_bytes(block, _low_bits(q)), np.uint8)
-    high = np.zeros(_bytes(block, _high_bits(q)), np.uint8)
-    _get_end(low, low_plane, _bytes(rest, _low_bits(q)))
-    _get_end(high, high_plane, _bytes(rest, _high_bits(q)))
-    return low, high
-
-
-@njit(nogil=True, cache=True)
-def _get_end(part, plane, count):
-    """Read the end of ``plane`` to the first bytes of ``part``."""
-    part[:count] = plane[np.uint64(plane.size) - count :]
-
-
-@njit(nogil=True, cache=True)
 def decode(payload, out, half, block, q):
     """Decode payload (exactly sized) to out: float32, or uint16 bits. block: uint64."""
     size = np.uint64(out.size)
     whole, rest = size // block, size % block
-    low_plane, high_plane = _planes(payload, whole + np.uint64(rest > 0), size, q)
+    low_plane, high_plane = planes(payload, whole + np.uint64(rest > 0), size, q)
     _decode_blocks(payload, low_plane, high_plane, whole, out, half, block, q)
     if rest:
-        low, high = _last_planes(low_plane, high_plane, rest, block, q)
+        low, high = last_planes(low_plane, high_plane, rest, block, q)
         values = np.empty(block, out.dtype)
         _decode_blocks(payload[np.uint64(4) * whole :], low, high, np.uint64(1), values, half, block, q)
         out[whole * block :] = values[:rest]
@@ -360,10 +243,10 @@ def decode_add(payload, out, half, narrow, block, q):
     """out (float32) += decoded values, first rounded to fp16 (half) or bf16 if ``narrow``. block: uint64."""
     size = np.uint64(out.size)
     whole, rest = size // block, size % block
-    low_plane, high_plane = _planes(payload, whole + np.uint64(rest > 0), size, q)
+    low_plane, high_plane = planes(payload, whole + np.uint64(rest > 0), size, q)
     _add_blocks(payload, low_plane, high_plane, whole, out, half, narrow, block, q)
     if rest:
-        low, high = _last_planes(low_plane, high_plane, rest, block, q)
+        low, high = last_planes(low_plane, high_plane, rest, block, q)
         sums = np.zeros(block, np.float32)
         sums[:rest] = out[whole * block :]
         _add_blocks(payload[np.uint64(4) * whole :], low, high, np.uint64(1), sums, half, narrow, block, q)
