@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -62,23 +58,3 @@ def test_every_file_has_a_case_and_every_codec_a_file() -> None:
 def test_messages_are_those_of_the_files() -> None:
     with np.load(golden.FOLDER / golden.name(parse("none"), torch.float32)) as file:
         assert golden.bits(golden.message(torch.float32)).tobytes() == file["input"].tobytes()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="names a processor of that kind")
-@pytest.mark.parametrize(("cpu", "features"), [("x86-64", ""), ("haswell", "+avx2,+fma")])
-def test_kernels_for_other_processors(cpu: str, features: str, tmp_path: Path) -> None:
-    """The same files, by kernels that are compiled for narrower vectors than this machine may have, or for any."""
-    of_the_compiler = {
-        "NUMBA_CPU_NAME": cpu,
-        "NUMBA_CPU_FEATURES": features,
-        "NUMBA_CACHE_DIR": str(tmp_path),
-    }
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-k", "payload_and_values", __file__],
-        env={**os.environ, **of_the_compiler},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout[-3000:]
