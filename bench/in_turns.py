@@ -2,14 +2,14 @@
 
     python bench/in_turns.py exponent zipnn --dtype bf16 --size 1MiB --size 16MiB --out results/DATE_TOPIC
 
-Each sample lasts a few milliseconds; medians over repeats, and the median of the ratios of neighbours.
+Medians over repeats, and the median of the ratios of neighbours.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,13 +18,11 @@ import click
 import torch
 
 from thinwire.codecs import Codec, parse
-from thinwire.lab.bench.codec import sample
+from thinwire.lab.bench.codec import again, in_turns, sample
 from thinwire.lab.bench.peers import Peer, installed_peers
 from thinwire.lab.bench.record import command_line, environment, write_json
 from thinwire.lab.commands.sizes import size
 from thinwire.lab.dtypes import DTYPES
-
-LEAST_S = 4e-3
 
 
 @click.command()
@@ -38,7 +36,6 @@ def main(spec: str, peer: str, sizes: tuple[int, ...], dtype: str, repeats: int,
     """Time SPEC and PEER (as ``bench codec`` calls it) on Gaussian values, of one size and of rows of different sizes."""
     codec = parse(spec)
     other = next(found for found in installed_peers() if found.name == peer)
-    torch.set_num_threads(1)
     rows = []
     for decades, nbytes in itertools.product((0, 2), sizes):
         values = sample(nbytes // DTYPES[dtype].itemsize // 1024, 1024, decades=decades)
@@ -57,15 +54,15 @@ def compare(codec: Codec, other: Peer, x: torch.Tensor, repeats: int) -> dict[st
     payload, back = room[: codec.encode(x, room)].clone(), torch.empty_like(x)
     state, coded = codec.new_state(), other.encode(x)
     codec.encode(x, room, state=state)
-    seconds = in_turns(
-        {
-            "encode": lambda: codec.encode(x, room),
-            "encode_in_stream": lambda: codec.encode(x, room, state=state),
-            "peer_encode": lambda: other.encode(x),
-            "decode": lambda: codec.decode(payload, back),
-            "peer_decode": lambda: other.decode(coded, x),
-        },
-        repeats,
+    works: dict[str, Callable[[torch.Tensor], object]] = {
+        "encode": lambda x: codec.encode(x, room),
+        "encode_in_stream": lambda x: codec.encode(x, room, state=state),
+        "peer_encode": other.encode,
+        "decode": lambda _: codec.decode(payload, back),
+        "peer_decode": lambda x: other.decode(coded, x),
+    }
+    seconds = dict(
+        zip(works, in_turns([partial(again, work, x) for work in works.values()], repeats), strict=True)
     )
     row: dict[str, Any] = {"ratio": x.nbytes / payload.numel(), "peer_ratio": x.nbytes / len(coded)}
     row |= {f"{name}_gb_s": x.nbytes / median(s) / 1e9 for name, s in seconds.items()}
@@ -73,27 +70,6 @@ def compare(codec: Codec, other: Peer, x: torch.Tensor, repeats: int) -> dict[st
         theirs = seconds["peer_decode" if name == "decode" else "peer_encode"]
         row[f"{name}_times_peer"] = median(b / a for a, b in zip(seconds[name], theirs, strict=True))
     return row
-
-
-def in_turns(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call, of all repeats."""
-    counts = {}
-    for name, call in calls.items():
-        call()
-        counts[name] = max(1, int(LEAST_S / seconds_of(call, 1)))
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            found[name].append(seconds_of(call, counts[name]))
-    return found
-
-
-def seconds_of(call: Callable[[], object], count: int) -> float:
-    """Seconds of one of ``count`` calls."""
-    start = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - start) / count
 
 
 if __name__ == "__main__":

@@ -195,6 +195,24 @@ def test_bytes_are_copied_to_the_last():
         assert not target[11 + n :].any()
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32, np.uint64])
+def test_single_values_at_any_alignment(dtype):
+    """Out of bytes and into them, and of a span of their own dtype."""
+
+    @njit
+    def kernel(data, values, at, back):
+        spans.write(spans.span(back), at, spans.read(spans.span(data), at, dtype))
+        spans.write(spans.span(values), np.uint64(1), spans.read(spans.span(values), np.uint64(0), dtype))
+
+    data, values = _values(np.uint8, 16), _values(dtype, 2)
+    n, back = np.dtype(dtype).itemsize, np.zeros(16, np.uint8)
+    kernel(data, values, np.uint64(3), back)
+    assert (back[3 : 3 + n] == data[3 : 3 + n]).all()
+    assert not back[:3].any()
+    assert not back[3 + n :].any()
+    assert values[1].tobytes() == values[0].tobytes()
+
+
 def test_bounds_are_checked_where_numba_checks_them(monkeypatch):
     """A vector that is not wholly inside its span is an IndexError then."""
     monkeypatch.setattr(config, "BOUNDSCHECK", 1)
@@ -211,6 +229,22 @@ def test_bounds_are_checked_where_numba_checks_them(monkeypatch):
     def pick(a, places):
         return vectors.largest(spans.gather(spans.span(a), spans.load(spans.span(places), np.uint64(0), 4)))
 
+    @njit
+    def read_word(a, at):
+        return spans.read(spans.span(a), at, np.uint64)
+
+    @njit
+    def write_word(a, at):
+        spans.write(spans.span(a), at, np.uint64(1))
+
+    data = np.zeros(20, np.uint8)
+    assert read_word(data, np.uint64(12)) == 0
+    write_word(data, np.uint64(12))
+    for beyond in (13, 20, 2**64 - 4):
+        with pytest.raises(IndexError):
+            read_word(data, np.uint64(beyond))
+        with pytest.raises(IndexError):
+            write_word(data, np.uint64(beyond))
     a, places = np.arange(20, dtype=np.int32), np.array([0, 5, 19, 2], np.uint32)
     assert read(a, np.uint64(4)) == 19
     assert pick(a, places) == 19

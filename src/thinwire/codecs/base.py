@@ -303,9 +303,13 @@ def add(data: Tensor, dtype: torch.dtype, out: Tensor) -> None:
     if dtype.itemsize == 2 and not out.is_cuda:
         kernels.add(data.numpy(), out.numpy(), dtype == torch.float16)  # torch's own takes four times as long
         return
-    aligned = data.storage_offset() % dtype.itemsize == 0 and data.data_ptr() % dtype.itemsize == 0
-    values = (data if aligned else data.clone()).view(dtype)
+    values = (data if is_aligned(data, dtype) else data.clone()).view(dtype)
     out += values.float() if dtype == torch.float64 else values
+
+
+def is_aligned(data: Tensor, dtype: torch.dtype) -> bool:
+    """Whether bytes can be viewed as values of ``dtype``."""
+    return data.storage_offset() % dtype.itemsize == 0 and data.data_ptr() % dtype.itemsize == 0
 
 
 def _check_overlap(codec: Codec, x: Tensor, out: Tensor) -> None:

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Codec, add
+from .base import Codec, add, is_aligned
 from .cpu import cast as kernels
 from .registry import register
 
@@ -36,7 +36,7 @@ class Cast(Codec):
     def _encode(self, x: Tensor, out: Tensor, seed: int) -> int:
         nbytes = 2 * x.numel()
         head = out[:nbytes]
-        if _is_aligned(head):
+        if is_aligned(head, self.wire):
             convert(x, head.view(self.wire))
         else:
             values = torch.empty(x.numel(), dtype=self.wire, device=x.device)
@@ -56,7 +56,7 @@ class Cast(Codec):
             add(narrowed.view(torch.uint8), dtype, out)
 
     def _wire_values(self, payload: Tensor) -> Tensor:
-        return (payload if _is_aligned(payload) else payload.clone()).view(self.wire)
+        return (payload if is_aligned(payload, self.wire) else payload.clone()).view(self.wire)
 
     def error_bound(self, x: Tensor) -> Tensor:
         """Half an ulp of the format, and of x's dtype; beyond the format's range what is clipped; inf at NaN, Inf."""
@@ -120,7 +120,3 @@ def _half_ulp(a: Tensor, info: torch.finfo) -> Tensor:
     """Largest rounding error at magnitude a (float64, >= 0): half a step of its binade or of the subnormals."""
     _, exponent = torch.frexp(a.clamp(min=info.smallest_normal))
     return torch.ldexp(torch.full_like(a, info.eps / 4), exponent)
-
-
-def _is_aligned(payload: Tensor) -> bool:
-    return payload.storage_offset() % 2 == 0 and payload.data_ptr() % 2 == 0

@@ -16,7 +16,7 @@ from .spans import load, span, store
 from .values import INF, prefetch
 from .values import load as load_values
 from .vector_values import ahead, copy_bytes, get_floats, put_floats, round_floats
-from .vectors import convert, fill, larger, reinterpret, select, smaller
+from .vectors import convert, fill, lane, larger, reinterpret, select, smaller
 from .vectors import largest as largest_lane
 
 FP32, E8M0, TWO_LEVEL = 0, 1, 2
@@ -42,52 +42,15 @@ def _power(exponent):
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _code(y, mantissa_bits, bias, top, width):
-    """The code of a finite fp32 value: nearest, ties to the even code, ``top`` beyond the range."""
-    u = np.float32(y).view(np.int32)
-    a = np.int32(u & _ABS)
-    shift = np.int32(np.int32(23) - mantissa_bits)
-    r = np.int32(a - np.int32((np.int32(127) - bias) << np.int32(23)))
-    half = np.int32(np.int32(np.int32(1) << np.int32(shift - np.int32(1))) - np.int32(1))
-    r = np.int32(np.int32(r + half + np.int32(np.int32(r >> shift) & np.int32(1))) >> shift)
-    # Subnormal: at this power of two the ulp of fp32 is the format's step.
-    magic = _power(np.int32(24) - bias - mantissa_bits)
-    sum_ = np.float32(np.int32(a).view(np.float32) + np.int32(magic).view(np.float32))
-    s = np.int32(np.float32(sum_).view(np.int32) - magic)
-    c = s if a < np.int32((np.int32(128) - bias) << np.int32(23)) else r
-    c = np.int32(min(c, top))
-    sign = np.int32(
-        np.int32(u >> np.int32(np.int32(32) - width)) & np.int32(np.int32(1) << np.int32(width - np.int32(1)))
-    )
-    return np.uint8(c | sign)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def _value(code, mantissa_bits, bias, top, width):
-    """The fp32 value of a code; NaN above ``top``."""
-    u = np.int32(code)
-    m = np.int32(u & np.int32(np.int32(np.int32(1) << np.int32(width - np.int32(1))) - np.int32(1)))
-    normal = np.int32(
-        np.int32(m << np.int32(np.int32(23) - mantissa_bits))
-        + np.int32((np.int32(127) - bias) << np.int32(23))
-    )
-    quantum = np.int32(_power(np.int32(1) - bias - mantissa_bits)).view(np.float32)
-    subnormal = np.float32(np.float32(m) * quantum).view(np.int32)
-    v = subnormal if m < np.int32(np.int32(1) << mantissa_bits) else normal
-    v = np.int32(v | np.int32(np.int32(u >> np.int32(width - np.int32(1))) << np.int32(31)))
-    v = _NAN_BITS if m > top else v  # without the sign, so that there is one NaN
-    return np.int32(v).view(np.float32)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
 def _codes(y, mantissa_bits, bias, top, width):
-    """``_code`` of 16 values."""
+    """The codes of finite fp32 values: nearest, ties to the even code, ``top`` beyond the range."""
     u = reinterpret(y, np.int32)
     a = u & _ABS
     shift = np.int32(np.int32(23) - mantissa_bits)
     half = np.int32(np.int32(np.int32(1) << np.int32(shift - np.int32(1))) - np.int32(1))
     r = a - np.int32((np.int32(127) - bias) << np.int32(23))
     r = (r + half + ((r >> shift) & 1)) >> shift
+    # Subnormal: at this power of two the ulp of fp32 is the format's step.
     magic = _power(np.int32(24) - bias - mantissa_bits)
     s = reinterpret(reinterpret(a, np.float32) + np.int32(magic).view(np.float32), np.int32) - magic
     c = smaller(select(a < np.int32((np.int32(128) - bias) << np.int32(23)), s, r), top)
@@ -97,7 +60,7 @@ def _codes(y, mantissa_bits, bias, top, width):
 
 @njit(nogil=True, cache=True, forceinline=True)
 def _values(codes, mantissa_bits, bias, top, width):
-    """``_value`` of 16 codes."""
+    """The fp32 values of codes; NaN above ``top``."""
     u = convert(codes, np.int32)
     m = u & np.int32(np.int32(np.int32(1) << np.int32(width - np.int32(1))) - np.int32(1))
     normal = (m << np.int32(np.int32(23) - mantissa_bits)) + np.int32((np.int32(127) - bias) << np.int32(23))
@@ -105,7 +68,21 @@ def _values(codes, mantissa_bits, bias, top, width):
     subnormal = reinterpret(convert(m, np.float32) * quantum, np.int32)
     v = select(m < np.int32(np.int32(1) << mantissa_bits), subnormal, normal)
     v = v | ((u >> np.int32(width - np.int32(1))) << 31)
-    return reinterpret(select(m > top, fill(_NAN_BITS, 16), v), np.float32)
+    return reinterpret(
+        select(m > top, _NAN_BITS, v), np.float32
+    )  # without the sign, so that there is one NaN
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _code(y, mantissa_bits, bias, top, width):
+    """``_codes`` of one value."""
+    return lane(_codes(fill(np.float32(y), 1), mantissa_bits, bias, top, width), 0)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _value(code, mantissa_bits, bias, top, width):
+    """``_values`` of one code."""
+    return lane(_values(fill(np.uint8(code), 1), mantissa_bits, bias, top, width), 0)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
@@ -189,8 +166,8 @@ def _multiplied(values, scale, largest):
         return fill(_NAN, 16)
     v = values * scale
     if not abs(scale) <= np.float32(_MAX / np.float32(np.float32(2) * largest)):
-        v = select(v > _MAX, fill(_MAX, 16), v)
-        v = select(v < -_MAX, fill(np.float32(-_MAX), 16), v)
+        v = select(v > _MAX, _MAX, v)
+        v = select(v < -_MAX, np.float32(-_MAX), v)
     return v
 
 

@@ -17,10 +17,10 @@ import numpy as np
 from numba import njit
 
 from .blockint_planes import high_bits, last_planes, low_bits, nbytes_of, pack, planes, put_end, unpack
-from .spans import load, span, store
+from .spans import load, read, span, store, write
 from .values import INF
 from .vector_values import ahead, extremes, get_floats, get_pairs, put_floats, round_floats
-from .vectors import convert, fill, lane, lower_half, numbers, reinterpret, select, smaller, upper_half
+from .vectors import convert, fill, lower_half, numbers, reinterpret, select, smaller, upper_half
 
 _NAN = np.float32(np.nan)  # 0x7FC00000
 _MAX = np.finfo(np.float32).max
@@ -70,7 +70,7 @@ def _scale(high, low, q):
 @njit(nogil=True, cache=True, forceinline=True)
 def _scale_of(scales, b):
     """c of block b."""
-    return lane(reinterpret(load(scales, np.uint64(4) * b, 4), np.float32), 0)
+    return read(scales, np.uint64(4) * b, np.float32)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
@@ -82,7 +82,7 @@ def _quantize(values, step, rate, q, first, key):
     top = np.int32(q - 1)
     if key is None:
         return smaller(reinterpret(values * rate + _MAGIC, np.int32), np.int32(_MAGIC_BITS + top))
-    y, most = values / step, fill(np.float32(top), 16)
+    y, most = values / step, np.float32(top)
     # 24 fraction bits: -128 <= y <= 127, so this fits 32 bits. Truncation moves y by under 2**-24.
     t = convert(select(y < most, y, most) * np.float32(2.0**24), np.int32)
     return (t + _random24(first, key)) >> 24
@@ -104,7 +104,7 @@ def _encode_blocks(x, blocks, b0, half, scales, low, high, residual, block, q, s
         stop = min(start + together, blocks)
         for b in range(start, stop):
             most, least = extremes(values, b * block, block, half)
-            store(scale, np.uint64(4) * b, reinterpret(fill(_scale(most, least, q), 1), np.uint8))
+            write(scale, np.uint64(4) * b, _scale(most, least, q))
         # One loop for each width: with constants, nothing in it is left to decide.
         if half:
             _put_codes(values, start, stop, b0, True, scale, low_plane, high_plane, block, q, seed)

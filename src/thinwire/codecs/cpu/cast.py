@@ -10,8 +10,8 @@ from numba import njit
 
 from .spans import load, span, store
 from .values import INF, prefetch
-from .vector_values import narrow16, widen16
-from .vectors import convert, fill, lane, reinterpret, select
+from .vector_values import narrow_lanes, widen_lanes
+from .vectors import convert, reinterpret, select
 
 _LANES = np.uint64(16)
 _AHEAD = np.uint64(1024)
@@ -27,17 +27,16 @@ def narrow(values, data, half):
         prefetch(source, j + _AHEAD)
         store(into, np.uint64(2) * j, _narrowed(load(source, j, 16), half))
     for j in range(whole, np.uint64(values.size)):
-        one = reinterpret(_narrowed(fill(lane(load(source, j, 1), 0), 16), half), np.uint16)
-        store(into, np.uint64(2) * j, reinterpret(fill(lane(one, 0), 1), np.uint8))
+        store(into, np.uint64(2) * j, _narrowed(load(source, j, 1), half))
 
 
 @njit(nogil=True, cache=True, forceinline=True)
 def _narrowed(values, half):
-    """16 fp32 values as 32 bytes."""
+    """fp32 values as the bytes of 16-bit ones."""
     bits = reinterpret(values, np.uint32)
-    top = fill(np.uint32(0x7C00 if half else 0x7F80), 16) | ((bits >> 16) & np.uint32(0x8000))
+    top = ((bits >> 16) & np.uint32(0x8000)) | np.uint32(0x7C00 if half else 0x7F80)
     infinite = (bits & np.uint32(0x7FFFFFFF)) == np.uint32(INF)
-    return reinterpret(convert(select(infinite, top, narrow16(values, half, _NAN)), np.uint16), np.uint8)
+    return reinterpret(convert(select(infinite, top, narrow_lanes(values, half, _NAN)), np.uint16), np.uint8)
 
 
 @njit(nogil=True, cache=True)
@@ -49,7 +48,7 @@ def widen(data, values, half):
         prefetch(into, j + _AHEAD)
         store(into, j, _widened(load(source, np.uint64(2) * j, 32), half))
     for j in range(whole, np.uint64(values.size)):
-        store(into, j, fill(_one(source, j, half), 1))
+        store(into, j, _widened(load(source, np.uint64(2) * j, 2), half))
 
 
 @njit(nogil=True, cache=True)
@@ -61,17 +60,10 @@ def add(data, sums, half):
         prefetch(into, j + _AHEAD)
         store(into, j, load(into, j, 16) + _widened(load(source, np.uint64(2) * j, 32), half))
     for j in range(whole, np.uint64(sums.size)):
-        store(into, j, load(into, j, 1) + fill(_one(source, j, half), 1))
+        store(into, j, load(into, j, 1) + _widened(load(source, np.uint64(2) * j, 2), half))
 
 
 @njit(nogil=True, cache=True, forceinline=True)
 def _widened(data, half):
-    """32 bytes as 16 fp32 values."""
-    return widen16(convert(reinterpret(data, np.uint16), np.int32), half)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def _one(source, j, half):
-    """Value j as fp32."""
-    found = lane(reinterpret(load(source, np.uint64(2) * j, 2), np.uint16), 0)
-    return lane(widen16(fill(np.int32(found), 16), half), 0)
+    """The bytes of 16-bit values as fp32 ones."""
+    return widen_lanes(convert(reinterpret(data, np.uint16), np.int32), half)

@@ -19,6 +19,7 @@ from .huffman import (
     canonical,
     check_lengths,
     code_lengths,
+    count,
     get_lengths,
     lookup_single,
     put_lengths,
@@ -28,29 +29,13 @@ from .huffman_streams import (
     STREAM_NBYTES,
     STREAMS,
     TILE,
+    lend,
     load_streams,
     new_scratch,
     put_streams,
     window,
 )
-from .spans import load, span, store
-from .vectors import fill, lane
-
-
-@njit(nogil=True, cache=True)
-def _count(data, counts):
-    """Count the bytes. Four tables: a run of one byte does not wait for itself."""
-    tables = np.zeros((4, SYMBOLS), np.uint32)
-    whole = data.size // 4 * 4
-    for j in range(0, whole, 4):
-        tables[0, data[j]] += np.uint32(1)
-        tables[1, data[j + 1]] += np.uint32(1)
-        tables[2, data[j + 2]] += np.uint32(1)
-        tables[3, data[j + 3]] += np.uint32(1)
-    for j in range(whole, data.size):
-        tables[0, data[j]] += np.uint32(1)
-    for s in range(SYMBOLS):
-        counts[s] = np.int64(tables[0, s]) + tables[1, s] + tables[2, s] + tables[3, s]
+from .spans import read, span, write
 
 
 @njit(nogil=True, cache=True)
@@ -62,7 +47,8 @@ def encode(data, parts, out):
     for n in parts:
         part = data[start : start + n]
         start += n
-        _count(part, counts)
+        counts[:] = 0
+        count(part, 0, 255, counts)
         lengths = np.zeros(SYMBOLS, np.int64)
         code_lengths(counts, lengths)
         coded = np.int64(0)
@@ -88,7 +74,7 @@ def _encode_part(part, codes, scratch, out, sizes):
     n, end, sizes = np.uint64(part.size), np.uint64(out.size), np.uint64(sizes)
     at = sizes + np.uint64(2 * ((part.size + BLOCK - 1) // BLOCK))
     symbols, code_of, into = span(part), span(codes), span(out)
-    work = (span(scratch[0]), span(scratch[1]), span(scratch[2]), span(scratch[3]))
+    work = lend(scratch)
     for first in range(np.uint64(0), n, np.uint64(TILE)):
         m = min(np.uint64(TILE), n - first)
         sizes, at = put_streams(symbols, first, m, code_of, work, into, sizes, at, end)
@@ -176,8 +162,8 @@ def _get_bytes(streams, single, into, first, m):
             p = _get_four(streams, single, into, at, p)
             at += np.uint64(4)
         while at < end:
-            found = np.uint64(lane(load(single, window(streams, p) & np.uint64(TABLE - 1), 1), 0))
-            store(into, at, fill(np.uint8(found), 1))
+            found = np.uint64(read(single, window(streams, p) & np.uint64(TABLE - 1), np.uint16))
+            write(into, at, np.uint8(found))
             p += found >> np.uint64(8)
             at += np.uint64(1)
 
@@ -187,8 +173,8 @@ def _get_four(streams, single, into, j, p):
     """Four bytes from one window, to j and behind; returns the next bit. All are spans."""
     ahead = window(streams, p)
     for i in range(4):
-        found = np.uint64(lane(load(single, ahead & np.uint64(TABLE - 1), 1), 0))
-        store(into, j + np.uint64(i), fill(np.uint8(found), 1))
+        found = np.uint64(read(single, ahead & np.uint64(TABLE - 1), np.uint16))
+        write(into, j + np.uint64(i), np.uint8(found))
         bits = found >> np.uint64(8)
         ahead >>= bits
         p += bits

@@ -40,6 +40,7 @@ from .huffman_streams import (
     STREAMS,
     TILE,
     get_streams,
+    lend,
     lookup,
     new_scratch,
     put_streams,
@@ -98,9 +99,8 @@ def encode(x, mantissa_bits, spare, lengths, out):
     most = LENGTHS_NBYTES + 2 * blocks + plane_nbytes(n, mantissa_bits - drop + 1) + coded // 8 + blocks
     out[0], out[1], out[2], out[3] = 0, 0, 0, 0
     if n == 0 or most >= raw_nbytes:
-        data = x.view(np.uint8)
-        for j in range(raw_nbytes):
-            out[HEADER_NBYTES + j] = data[j]
+        data, head = span(x.view(np.uint8)), np.uint64(HEADER_NBYTES)
+        copy_bytes(data, np.uint64(0), span(out), head, np.uint64(raw_nbytes))
         return HEADER_NBYTES + raw_nbytes
     out[0], out[1] = 1, drop
     put_lengths(lengths, out, HEADER_NBYTES)
@@ -146,7 +146,7 @@ def _encode_tiles(x, mantissa_bits, drop, codes, limits, again, sizes, out, expo
     at = planes + np.uint64(plane_nbytes(x.size, kept + 1))
     lowest, highest = limits
     values, into, code_of, symbols = span(x), span(out), span(codes), span(exponents)
-    work = (span(scratch[0]), span(scratch[1]), span(scratch[2]), span(scratch[3]))
+    work = lend(scratch)
     for first in range(np.uint64(0), n, np.uint64(TILE)):
         m = min(np.uint64(TILE), n - first)
         if kept == 7:

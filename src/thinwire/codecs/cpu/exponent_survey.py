@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from .huffman import SYMBOLS
+from .huffman import count
 from .spans import load, span, store, zeros
 from .vectors import any_bit, convert, fill, join, larger, largest, reinterpret, select, total
 
@@ -35,7 +35,7 @@ def survey(x, mantissa_bits, counts):
             _of_pairs(pairs, lowest, highest, none, counts)
         else:
             whole = 0
-    _count(x[whole:], mantissa_bits, counts)
+    count(x[whole:], mantissa_bits, (1 << (8 * x.itemsize - 1 - mantissa_bits)) - 1, counts)
 
 
 @njit(nogil=True, cache=True)
@@ -52,29 +52,13 @@ def all_bits(x):
 
 
 @njit(nogil=True, cache=True)
-def _count(x, mantissa_bits, counts):
-    """Add the exponents to the counts, one by one. Four tables: a run of one exponent does not wait for itself."""
-    mask = np.uint32((1 << (8 * x.itemsize - 1 - mantissa_bits)) - 1)
-    tables = np.zeros((4, SYMBOLS), np.uint32)
-    shift = np.uint32(mantissa_bits)
-    whole = x.size // 4 * 4
-    for j in range(0, whole, 4):
-        for k in range(4):
-            tables[k, (np.uint32(x[j + k]) >> shift) & mask] += np.uint32(1)
-    for j in range(whole, x.size):
-        tables[0, (np.uint32(x[j]) >> shift) & mask] += np.uint32(1)
-    for s in range(SYMBOLS):
-        counts[s] += np.int64(tables[0, s]) + tables[1, s] + tables[2, s] + tables[3, s]
-
-
-@njit(nogil=True, cache=True)
 def _count_pairs(x, n, mantissa_bits, pairs, places):
     """Count the exponents modulo 64 of n values (a multiple of 32), by two.
 
     Returns the lowest exponent but 0, the highest, and how many are 0. pairs: zeros. places: scratch.
     """
     values, place = span(x), span(places)
-    one, none, absent = fill(np.uint16(1), 32), fill(np.uint16(0), 32), np.int64(0)
+    none, absent = fill(np.uint16(0), 32), np.int64(0)
     highest, below = none, none  # below: how far the lowest is below 256
     for first in range(np.uint64(0), n, np.uint64(_TILE)):
         m = min(np.uint64(_TILE), n - first)
@@ -85,7 +69,7 @@ def _count_pairs(x, n, mantissa_bits, pairs, places):
             store(place, j >> np.uint64(1), convert((two & 63) | ((two >> 10) & 0xFC0), np.uint16))
             highest = larger(highest, e)
             below = larger(below, (none - e) & 255)  # 0 for 0
-            zero = zero + select(e == np.uint16(0), one, none)
+            zero = zero + select(e == np.uint16(0), np.uint16(1), none)
         absent += np.int64(total(zero))
         for j in range(m >> np.uint64(1)):
             pairs[places[j]] += np.uint32(1)

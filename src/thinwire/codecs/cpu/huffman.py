@@ -18,6 +18,24 @@ TABLE = 1 << LIMIT
 
 
 @njit(nogil=True, cache=True)
+def count(x, shift, mask, counts):
+    """Add the symbols (x >> shift) & mask to the counts (int64, 256).
+
+    Four tables: a run of one symbol does not wait for itself.
+    """
+    tables = np.zeros((4, SYMBOLS), np.uint32)
+    down, low = np.uint32(shift), np.uint32(mask)
+    whole = x.size // 4 * 4
+    for j in range(0, whole, 4):
+        for k in range(4):
+            tables[k, (np.uint32(x[j + k]) >> down) & low] += np.uint32(1)
+    for j in range(whole, x.size):
+        tables[0, (np.uint32(x[j]) >> down) & low] += np.uint32(1)
+    for s in range(SYMBOLS):
+        counts[s] += np.int64(tables[0, s]) + tables[1, s] + tables[2, s] + tables[3, s]
+
+
+@njit(nogil=True, cache=True)
 def code_lengths(counts, lengths):
     """Fill ``lengths`` (int64, 256 zeros); see the reference."""
     order = np.argsort(counts, kind="mergesort")

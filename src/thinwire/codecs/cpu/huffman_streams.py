@@ -15,9 +15,9 @@ from numba import njit
 
 from ..reference_huffman import BLOCK, LIMIT
 from .huffman import TABLE, lookup_single
-from .spans import gather, load, span, store
+from .spans import gather, load, read, span, store, write
 from .vector_values import copy_bytes
-from .vectors import convert, evens, fill, lane, larger, largest, numbers, odds, reinterpret, select
+from .vectors import convert, evens, fill, larger, largest, numbers, odds, reinterpret, select
 
 STREAMS = 4
 TILE = STREAMS * BLOCK
@@ -41,11 +41,19 @@ def new_scratch():
 
 
 @njit(nogil=True, cache=True)
+def lend(scratch):
+    """The spans of :func:`new_scratch`'s arrays; the caller's caller has to hold those."""
+    fours, eights, lengths, streams = scratch
+    return span(fours), span(eights), span(lengths), span(streams)
+
+
+@njit(nogil=True, cache=True)
 def put_streams(symbols, first, n, codes, scratch, out, sizes, at, end):
     """Write the streams of the n symbols (uint8) of a tile to ``out`` from ``at`` on, their sizes from ``sizes`` on.
 
-    All arrays are spans. first: of the tile, in ``symbols``. codes: of :func:`canonical`. Returns the ends of sizes and
-    streams; the latter is ``end`` + 1 if there is no room for them before ``end``. Counts and indices are uint64.
+    All arrays are spans, ``scratch`` is lent. first: of the tile, in ``symbols``. codes: of :func:`canonical`.
+    Returns the ends of sizes and streams; the latter is ``end`` + 1 if there is no room for them before ``end``.
+    Counts and indices are uint64.
     """
     fours, eights, lengths, streams = scratch
     longest = _join_codes(symbols, first, n & ~np.uint64(63), codes, fours, eights, lengths)
@@ -65,7 +73,7 @@ def put_streams(symbols, first, n, codes, scratch, out, sizes, at, end):
         for row, nbytes in ((b, here), (b + np.uint64(1), there)):
             if row < blocks:
                 copy_bytes(streams, row * _ROW_NBYTES, out, at, nbytes)
-                store(out, sizes, reinterpret(fill(np.uint16(nbytes), 1), np.uint8))
+                write(out, sizes, np.uint16(nbytes))
                 sizes, at = sizes + np.uint64(2), at + nbytes
     return sizes, at
 
@@ -79,8 +87,8 @@ def _put_two(eights, lengths, b, streams):
     half = _BLOCK >> np.uint64(3)
     for j in range(b * half, (b + np.uint64(1)) * half):
         k = j + half
-        h0, f0, p0 = _put(lane(load(eights, j, 1), 0), lane(load(lengths, j, 1), 0), streams, h0, f0, p0)
-        h1, f1, p1 = _put(lane(load(eights, k, 1), 0), lane(load(lengths, k, 1), 0), streams, h1, f1, p1)
+        h0, f0, p0 = _put(read(eights, j, np.uint64), read(lengths, j, np.uint64), streams, h0, f0, p0)
+        h1, f1, p1 = _put(read(eights, k, np.uint64), read(lengths, k, np.uint64), streams, h1, f1, p1)
     seven, three = np.uint64(7), np.uint64(3)
     return p0 - start0 + ((f0 + seven) >> three), p1 - start1 + ((f1 + seven) >> three)
 
@@ -93,14 +101,14 @@ def _put_one(symbols, first, b, count, codes, longest, scratch):
     held, filled, p = np.uint64(0), np.uint64(0), b * _ROW_NBYTES
     if longest <= _MOST:
         for j in range(start >> np.uint64(3), (start + whole) >> np.uint64(3)):
-            code, length = lane(load(eights, j, 1), 0), lane(load(lengths, j, 1), 0)
+            code, length = read(eights, j, np.uint64), read(lengths, j, np.uint64)
             held, filled, p = _put(code, length, streams, held, filled, p)
     else:
         for j in range(start >> np.uint64(2), (start + whole) >> np.uint64(2)):
-            code = lane(load(fours, j, 1), 0)
+            code = read(fours, j, np.uint64)
             held, filled, p = _put(code & _CODE, code >> np.uint64(56), streams, held, filled, p)
     for j in range(first + start + whole, first + start + count):
-        code = np.uint64(lane(load(codes, np.uint64(lane(load(symbols, j, 1), 0)), 1), 0))
+        code = np.uint64(read(codes, np.uint64(read(symbols, j, np.uint8)), np.uint32))
         held, filled, p = _put(code & np.uint64(0xFFFFFF), code >> np.uint64(24), streams, held, filled, p)
     return p - b * _ROW_NBYTES + ((filled + np.uint64(7)) >> np.uint64(3))
 
@@ -109,7 +117,7 @@ def _put_one(symbols, first, b, count, codes, longest, scratch):
 def _put(code, length, into, held, filled, p):
     """Write up to 56 bits. held: under 8 bits that are not written for good yet; filled: their number; p: the next byte."""
     held |= code << filled
-    store(into, p, reinterpret(fill(held, 1), np.uint8))
+    write(into, p, held)
     filled += length
     return held >> (filled & np.uint64(56)), filled & np.uint64(7), p + (filled >> np.uint64(3))
 
@@ -185,7 +193,7 @@ def get_streams(payload, sizes, at, m, several, streams, symbols):
 def load_streams(payload, sizes, at, m, streams):
     """Copy the streams of a tile to the rows of ``streams``; returns the ends of sizes and streams."""
     for row in range((m + _BLOCK - np.uint64(1)) // _BLOCK):
-        nbytes = np.uint64(lane(reinterpret(load(payload, sizes, 2), np.uint16), 0))
+        nbytes = np.uint64(read(payload, sizes, np.uint16))
         copy_bytes(payload, at, streams, row * _ROW_NBYTES, nbytes)
         sizes, at = sizes + np.uint64(2), at + nbytes
     return sizes, at
@@ -194,7 +202,7 @@ def load_streams(payload, sizes, at, m, streams):
 @njit(nogil=True, cache=True, forceinline=True)
 def window(streams, p):
     """At least 57 bits from bit p of a span on."""
-    return lane(reinterpret(load(streams, p >> np.uint64(3), 8), np.uint64), 0) >> (p & np.uint64(7))
+    return read(streams, p >> np.uint64(3), np.uint64) >> (p & np.uint64(7))
 
 
 @njit(nogil=True, cache=True, forceinline=True)
@@ -202,9 +210,8 @@ def _get_several(streams, several, symbols, i, p):
     """Four lookups of up to four symbols each, from one window; returns the next symbol and bit."""
     ahead, passed = window(streams, p), np.uint64(0)
     for _ in range(4):
-        entry = lane(load(several, ahead & np.uint64(TABLE - 1), 1), 0)
-        found = reinterpret(fill(np.uint32(entry >> np.uint64(32)), 1), np.uint8)
-        store(symbols, i + ((passed >> np.uint64(8)) & np.uint64(255)), found)
+        entry = read(several, ahead & np.uint64(TABLE - 1), np.uint64)
+        write(symbols, i + ((passed >> np.uint64(8)) & np.uint64(255)), np.uint32(entry >> np.uint64(32)))
         passed += entry  # bits and symbols at once: neither sum leaves its byte
         ahead >>= entry & np.uint64(63)
     return i + ((passed >> np.uint64(8)) & np.uint64(255)), p + (passed & np.uint64(255))

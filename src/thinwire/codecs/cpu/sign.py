@@ -11,13 +11,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .spans import load, span, store
+from .spans import load, read, span, store, write
 from .values import INF, prefetch
 from .vector_values import ahead, get_floats, put_floats, round_floats
 from .vectors import (
-    convert,
     fill,
-    join,
     lane,
     larger,
     largest,
@@ -68,10 +66,10 @@ def _encode_blocks(x, blocks, count, half, scales, signs, block):
     for b in range(blocks):
         first = b * block
         mean = _mean(values, first, block, block if b + np.uint64(1) < blocks else count, half)
-        store(scale, np.uint64(4) * b, reinterpret(fill(mean, 1), np.uint8))
+        write(scale, np.uint64(4) * b, mean)
         for j in range(first, first + block, np.uint64(32)):
-            both = join(fill(_signs(values, j, half), 1), fill(_signs(values, j + _LANES, half), 1))
-            store(sign, j >> np.uint64(3), reinterpret(both, np.uint8))
+            write(sign, j >> np.uint64(3), _signs(values, j, half))
+            write(sign, (j >> np.uint64(3)) + np.uint64(2), _signs(values, j + _LANES, half))
 
 
 @njit(nogil=True, cache=True)
@@ -91,16 +89,17 @@ def encode(x, half, payload, block):
 
 @njit(nogil=True, cache=True, forceinline=True)
 def _values(signs, at, scale):
-    """The 16 values from ``at`` on."""
-    bits = convert(reinterpret(load(signs, at >> np.uint64(3), 2), np.uint16), np.uint32)
-    signed = (fill(lane(bits, 0), 16) << (fill(np.uint32(31), 16) - numbers(np.uint32, 16))) & _SIGN
+    """The 16 values from ``at`` on; NaN if the scale is."""
+    kept = _SIGN if scale == scale else np.uint32(0)  # there is one NaN
+    bits = np.uint32(read(signs, at >> np.uint64(3), np.uint16))
+    signed = (fill(bits, 16) << (fill(np.uint32(31), 16) - numbers(np.uint32, 16))) & kept
     return reinterpret(signed ^ reinterpret(fill(scale, 16), np.uint32), np.float32)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
 def _scale_of(scales, b):
     """The mean of block b, NaN if it is not finite."""
-    scale = lane(reinterpret(load(scales, np.uint64(4) * b, 4), np.float32), 0)
+    scale = read(scales, np.uint64(4) * b, np.float32)
     return scale if abs(scale) <= _MAX else _NAN
 
 
@@ -111,10 +110,7 @@ def _decode_blocks(scales, signs, blocks, out, half, block):
     for b in range(blocks):
         scale = _scale_of(scale_bytes, b)
         for j in range(b * block, (b + np.uint64(1)) * block, _LANES):
-            v = fill(_NAN, 16)
-            if scale == scale:
-                v = _values(sign, j, scale)
-            put_floats(values, j, v, half, scale)
+            put_floats(values, j, _values(sign, j, scale), half, scale)
 
 
 @njit(nogil=True, cache=True)
@@ -124,9 +120,7 @@ def _add_blocks(scales, signs, blocks, out, half, narrow, block):
     for b in range(blocks):
         scale = _scale_of(scale_bytes, b)
         for j in range(b * block, (b + np.uint64(1)) * block, _LANES):
-            v = fill(_NAN, 16)
-            if scale == scale:
-                v = _values(sign, j, scale)
+            v = _values(sign, j, scale)
             prefetch(sums, j + _TILE)
             if narrow:
                 v = round_floats(v, half, scale)

@@ -102,6 +102,36 @@ def store(typingctx, memory, at, vector):
         return types.none(memory, types.uint64, vector), codegen
 
 
+@intrinsic
+def read(typingctx, memory, at, dtype):
+    """The value of ``dtype`` that begins at index ``at`` of a span, of bytes or of that dtype."""
+    kind = dtype.dtype
+
+    def codegen(context, builder, sig, args):
+        place = Vector(memory.dtype, kind.bitwidth // memory.dtype.bitwidth)
+        address = _address(context, builder, memory, args[0], args[1], place)
+        found = builder.load(builder.bitcast(address, lane_type(kind).as_pointer()))
+        found.align = 1
+        return found
+
+    if isinstance(memory, Span):
+        return kind(memory, types.uint64, dtype), codegen
+
+
+@intrinsic
+def write(typingctx, memory, at, value):
+    """Write a value to a span, of bytes or of the value's dtype, from index ``at`` on."""
+
+    def codegen(context, builder, sig, args):
+        place = Vector(memory.dtype, value.bitwidth // memory.dtype.bitwidth)
+        address = _address(context, builder, memory, args[0], args[1], place)
+        builder.store(args[2], builder.bitcast(address, lane_type(value).as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    if isinstance(memory, Span):
+        return types.none(memory, types.uint64, value), codegen
+
+
 def _address(context, builder, kind, value, at, vector):
     """Where a vector lies in a span. With numba's bounds checks on, an IndexError if not all of it does."""
     memory = cgutils.create_struct_proxy(kind)(context, builder, value=value)

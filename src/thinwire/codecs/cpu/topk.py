@@ -24,10 +24,9 @@ _LANES = np.uint64(16)
 @njit(nogil=True, cache=True, forceinline=True)
 def _above(keys, least):
     """How many keys of a block are larger than ``least``."""
-    one, none = fill(np.int32(1), 16), fill(np.int32(0), 16)
-    count = none
+    count = none = fill(np.int32(0), 16)
     for j in range(np.uint64(0), np.uint64(BLOCK), _LANES):
-        count = count + select(spans.load(keys, j, 16) > least, one, none)
+        count = count + select(spans.load(keys, j, 16) > least, np.int32(1), none)
     return np.int64(total(count))
 
 

@@ -20,8 +20,8 @@ _BF16_MAX = np.int32(0x7F7F0000).view(np.float32)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def widen16(u, half):
-    """``widen`` of 16 values, whose bits are int32; gives fp32."""
+def widen_lanes(u, half):
+    """``widen`` of values whose bits are int32; gives fp32."""
     if half:
         a = (u & np.int32(0x7FFF)) << 13
         r = select(a < np.int32(0x0F800000), a + np.int32(0x38000000), a + np.int32(0x70000000))
@@ -32,8 +32,8 @@ def widen16(u, half):
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def narrow16(values, half, most):
-    """``narrow`` of 16 fp32 values whose magnitudes are at most that of ``most``; gives uint16 bits as uint32."""
+def narrow_lanes(values, half, most):
+    """``narrow`` of fp32 values whose magnitudes are at most that of ``most``; gives uint16 bits as uint32."""
     u = reinterpret(values, np.uint32)
     if half:
         a = reinterpret(u & np.uint32(0x7FFFFFFF), np.int32)
@@ -42,20 +42,20 @@ def narrow16(values, half, most):
         # 0.5 has the ulp 2**-24, which is fp16's subnormal step.
         s = reinterpret(reinterpret(a, np.float32) + np.float32(0.5), np.int32) - np.int32(0x3F000000)
         r = select(a < np.int32(0x38800000), s, r)
-        r = select(a > INF, fill(np.int32(0x7E00), 16), r)
+        r = select(a > INF, np.int32(0x7E00), r)
         return reinterpret(r, np.uint32) | ((u >> 16) & np.uint32(0x8000))
     if abs(most) <= _BF16_MAX:  # nothing to cut, and no NaN
         return (u + np.uint32(0x7FFF) + ((u >> 16) & np.uint32(1))) >> 16
     a = reinterpret(u & np.uint32(0x7FFFFFFF), np.int32)
     r = smaller((a + np.int32(0x7FFF) + ((a >> 16) & np.int32(1))) >> 16, np.int32(0x7F7F))
-    r = select(a > INF, fill(np.int32(0x7FC0), 16), r)
+    r = select(a > INF, np.int32(0x7FC0), r)
     return reinterpret(r, np.uint32) | ((u >> 16) & np.uint32(0x8000))
 
 
 @njit(nogil=True, cache=True, forceinline=True)
 def round_floats(values, half, most):
-    """16 fp32 values of magnitudes up to that of ``most`` (NaN: any), to fp16 (half) or bf16 and back."""
-    return widen16(reinterpret(narrow16(values, half, most), np.int32), half)
+    """fp32 values of magnitudes up to that of ``most`` (NaN: any), to fp16 (half) or bf16 and back."""
+    return widen_lanes(reinterpret(narrow_lanes(values, half, most), np.int32), half)
 
 
 def get_floats(x, at, half):
@@ -66,7 +66,7 @@ def get_floats(x, at, half):
 def _get_floats_overload(x, at, half):
     if x.dtype == types.int32:
         return lambda x, at, half: reinterpret(load(x, at, 16), np.float32)
-    return lambda x, at, half: widen16(convert(load(x, at, 16), np.int32), half)
+    return lambda x, at, half: widen_lanes(convert(load(x, at, 16), np.int32), half)
 
 
 def get_pairs(x, at, half):
@@ -89,7 +89,9 @@ def _get_pairs_overload(x, at, half):
     def pairs16(x, at, half):
         words = reinterpret(load(x, at, 32), np.int32)
         if half:
-            return widen16(words & np.int32(0xFFFF), half), widen16((words >> 16) & np.int32(0xFFFF), half)
+            return widen_lanes(words & np.int32(0xFFFF), half), widen_lanes(
+                (words >> 16) & np.int32(0xFFFF), half
+            )
         return reinterpret(words << 16, np.float32), reinterpret(words & np.int32(-65536), np.float32)
 
     return pairs16
@@ -104,7 +106,7 @@ def _put_floats_overload(out, at, values, half, most):
     if out.dtype == types.float32:
         return lambda out, at, values, half, most: store(out, at, values)
     return lambda out, at, values, half, most: store(
-        out, at, convert(narrow16(values, half, most), np.uint16)
+        out, at, convert(narrow_lanes(values, half, most), np.uint16)
     )
 
 

@@ -124,18 +124,26 @@ _define(operator.rshift, _right_shift)
 _define(operator.lt, _comparison("<"), types.boolean)
 _define(operator.gt, _comparison(">"), types.boolean)
 _define(operator.eq, _comparison("=="), types.boolean)
-_define(operator.ne, _comparison("!="), types.boolean)
 
 
 @intrinsic
 def select(typingctx, where, yes, no):
-    """Lanes of ``yes`` where the comparison held, else of ``no``; two vectors."""
+    """Lanes of ``yes`` where the comparison held, else of ``no``; two vectors, or one and a scalar."""
+    vector = yes if is_vector(yes) else no
+    if not (is_vector(where) and is_vector(vector) and where.lanes == vector.lanes):
+        return None
+    if any(is_vector(side) and side != vector for side in (yes, no)):
+        return None
 
     def codegen(context, builder, sig, args):
-        return builder.select(*args)
+        sides = (
+            value if is_vector(kind) else splat(builder, value, vector.lanes)
+            for kind, value in zip(sig.args[1:], args[1:], strict=True)
+        )
+        return builder.select(args[0], *sides)
 
-    if is_vector(where) and yes == no and is_vector(yes) and where.lanes == yes.lanes:
-        return yes(where, yes, no), codegen
+    taken = (side if is_vector(side) else vector.dtype for side in (yes, no))
+    return vector(where, *taken), codegen
 
 
 @intrinsic

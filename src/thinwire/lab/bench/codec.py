@@ -70,7 +70,7 @@ def measure_threads(
     cuts = [_Cut(codec, x, count, stream) for count in threads]
     with ThreadPoolExecutor(max(threads)) as pool:
         calls = [partial(cut.each, work, pool) for cut in cuts for work in _WORKS]
-        seconds = iter(_alternate(calls, repeats))
+        seconds = iter(map(median, in_turns(calls, repeats)))
     return [cut.row(dict(zip(_WORKS, seconds, strict=False))) for cut in cuts]
 
 
@@ -89,9 +89,9 @@ class _Cut:
     def each(self, work: Callable[[_Part], object], pool: ThreadPoolExecutor, count: int) -> None:
         """Every thread does the work on its part ``count`` times."""
         if len(self._parts) == 1:
-            _again(work, self._parts[0], count)
+            again(work, self._parts[0], count)
         else:
-            list(pool.map(lambda part: _again(work, part, count), self._parts))
+            list(pool.map(lambda part: again(work, part, count), self._parts))
 
     def row(self, seconds: dict[Callable[[_Part], object], float]) -> CodecRow:
         """The result, from what each kind of work took."""
@@ -153,8 +153,8 @@ def measure_peer(peer: Peer, x: Tensor, repeats: int = 5) -> CodecRow:
         peer.encode,
         lambda x: peer.decode(payload, x),
     ]
-    calls = [lambda count, work=work: _again(work, flat, count) for work in works]
-    copy_s, plain_add_s, encode_s, decode_s = _alternate(calls, repeats)
+    calls = [lambda count, work=work: again(work, flat, count) for work in works]
+    copy_s, plain_add_s, encode_s, decode_s = map(median, in_turns(calls, repeats))
     return CodecRow(
         spec=peer.name,
         lossless=peer.lossless,
@@ -191,14 +191,14 @@ def _compare(x: Tensor, decoded: Tensor, payload_nbytes: int) -> dict[str, Any]:
 _LEAST_S = 2e-3  # of a timed sample: short calls are repeated in it
 
 
-def _again(work: Callable[[Any], object], on: Any, count: int) -> None:
+def again(work: Callable[[Any], object], on: Any, count: int) -> None:
     """Do the work ``count`` times, in the thread that calls."""
     for _ in range(count):
         work(on)
 
 
-def _alternate(calls: Sequence[Callable[[int], object]], repeats: int) -> list[float]:
-    """Median seconds of each call, which gets how often it is to do its work; the calls take turns.
+def in_turns(calls: Sequence[Callable[[int], object]], repeats: int) -> list[list[float]]:
+    """Seconds of each call in every repeat; it gets how often it is to do its work. The calls take turns.
 
     So a disturbance hits all of them.
     """
@@ -215,7 +215,7 @@ def _alternate(calls: Sequence[Callable[[int], object]], repeats: int) -> list[f
                 times.append(_seconds(call, count))
     finally:
         torch.set_num_threads(before)
-    return [median(times) for times in seconds]
+    return seconds
 
 
 def _seconds(call: Callable[[int], object], count: int) -> float:
